@@ -1,0 +1,44 @@
+# make certify   a real answer about this machine, then about recorded H200 curves: reports/index.html
+# make test      the project's own tests, lint and types
+PYTHON ?= python3
+BIN := .venv/bin
+CERTIFY_BACKENDS := --nfp-backend=vllm==0.24.0 --nfp-backend=sglang==0.5.14
+
+.PHONY: certify test lint bench clean
+.DEFAULT_GOAL := certify
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+# One stamp a set of requirements: installed again only when they change.
+.venv/.cpu: requirements/cpu.txt pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet -r requirements/cpu.txt
+	$(BIN)/pip install --quiet -e '.[cpu,artifacts,recorded,xdist]' -c requirements/cpu.txt
+	touch $@
+
+.venv/.dev: .venv/.cpu
+	$(BIN)/pip install --quiet -e '.[dev]' -c requirements/cpu.txt
+	touch $@
+
+# The CPU part may end with failed cases: that is an answer, and the H200 part still runs. The exit code keeps it.
+certify: .venv/.cpu
+	@code=0; \
+	$(BIN)/python -m pytest suites --nfp-gpu=cpu --nfp-report=reports -q || code=$$?; \
+	$(BIN)/python -m pytest suites/dense suites/moe --nfp-gpu=h200 --nfp-measure=recorded --nfp-report=reports -q \
+	  $(CERTIFY_BACKENDS) || code=$$?; \
+	echo; echo "open reports/index.html"; exit $$code
+
+test: .venv/.dev lint
+	$(BIN)/python -m pytest tests -q
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.dev
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/collection.py
+
+clean:
+	rm -rf .venv

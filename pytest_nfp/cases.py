@@ -1,0 +1,133 @@
+"""What is tested: one Case is a module of a subject, on a GPU, by a backend release, at one workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pytest_nfp import catalog
+from pytest_nfp.catalog import Model, UnknownName
+from pytest_nfp.principle.routing import Routing, baseline_positions
+
+Module = Literal["dense", "moe", "attention"]
+FRAMEWORKS: dict[Module, tuple[str, ...]] = {
+    "dense": ("vllm", "sglang", "torch"),
+    "moe": ("vllm", "sglang", "torch"),
+    "attention": ("flash-attn", "flashinfer-python", "torch"),
+}
+ALIASES = {"flashinfer": "flashinfer-python", "flash-attention": "flash-attn", "flash_attn": "flash-attn"}
+CPU_KERNELS: dict[Module, tuple[str, ...]] = {
+    "dense": ("matmul", "onednn-packed"),
+    "moe": ("grouped_mm",),
+    "attention": ("sdpa",),
+}
+BYTES_PER_ELEMENT = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A framework and one release of it."""
+
+    framework: str
+    release: str
+
+    def __str__(self) -> str:
+        return f"{self.framework}=={self.release}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload. `kernel` names the variant where a backend has several; `gemm` is the (n, k) of a single GEMM.
+
+    context is None but for attention; top_k and routing are None but for MoE.
+    """
+
+    gpu: str
+    backend: Backend
+    module: Module
+    subject: Model
+    dtype: str
+    batch: int = 1
+    context: int | None = None
+    top_k: int | None = None
+    routing: Routing | None = None
+    kernel: str | None = None
+    gemm: tuple[int, int] | None = None
+
+    @property
+    def key(self) -> str:
+        """The workload inside a baseline file, such as bf16-b1-k8-balanced."""
+        parts = [self.module, self.dtype]
+        if self.kernel:
+            parts.append(self.kernel)
+        if self.gemm:
+            parts.append(f"gemm{self.gemm[0]}x{self.gemm[1]}")
+        parts.append(f"b{self.batch}")
+        if self.context:
+            parts.append(f"L{self.context}")
+        if self.top_k:
+            parts.append(f"k{self.top_k}")
+        if self.routing:
+            parts.append(self.routing)
+        return "-".join(parts)
+
+    @property
+    def id(self) -> str:
+        """Unique and stable: GPU, backend release, subject, workload."""
+        return f"{self.gpu}-{self.backend}-{self.subject.name}-{self.key}"
+
+    @property
+    def bytes_per_element(self) -> float:
+        """s."""
+        return BYTES_PER_ELEMENT[self.dtype]
+
+    @property
+    def baseline_positions(self) -> int:
+        """N0."""
+        if self.subject.moe is None or self.top_k is None:
+            return 1
+        return baseline_positions(self.routing, self.subject.moe.experts, self.top_k, self.batch)
+
+    @property
+    def granule(self) -> int:
+        """The positions that add one row to every tile's owner: ceil(E/(k*b)) under balanced routing, else 1."""
+        return self.baseline_positions
+
+
+def parse_backend(text: str) -> Backend:
+    """`vllm==0.33.0`; a framework without a release is completed by the caller. Raises UnknownName."""
+    framework, separator, release = text.partition("==")
+    framework = ALIASES.get(framework.strip().lower(), framework.strip().lower())
+    known = sorted({f for fs in FRAMEWORKS.values() for f in fs})
+    if framework not in known:
+        how = "give one of these as FRAMEWORK==RELEASE; other frameworks have no granularity rule here yet"
+        raise UnknownName(catalog.unknown("backend", text, [*known, *ALIASES], how))
+    if separator:
+        from packaging.version import InvalidVersion, Version
+
+        try:
+            Version(release)
+        except InvalidVersion:
+            raise UnknownName(f"unknown release {release!r} of {framework}: not a version; write {framework}==1.2.3") from None
+    return Backend(framework, release.strip())
+
+
+def expand(gpu: str, backend: Backend, module: Module, subject: Model) -> Iterator[Case]:
+    """Every case of a module of a subject by one backend, on the subject's own grid."""
+    if backend.framework not in FRAMEWORKS[module] or getattr(subject, module) is None:
+        return
+    on_cpu = gpu == "cpu"
+    base = Case(gpu, backend, module, subject, "fp32" if on_cpu else "bf16")
+    for kernel in CPU_KERNELS[module] if on_cpu else (None,):
+        for batch in subject.batch:
+            case = replace(base, kernel=kernel, batch=batch)
+            if module == "dense":
+                yield case
+            elif module == "attention":
+                if batch == subject.batch[0]:
+                    yield from (replace(case, context=context) for context in subject.context)
+            elif subject.moe is not None:
+                for top_k in subject.top_k or (subject.moe.top_k,):
+                    for routing in ("balanced", "skewed"):
+                        yield replace(case, top_k=top_k, routing=routing)

@@ -1,0 +1,235 @@
+"""GPUs and models as data, with loaders that say what is wrong with a name or a file."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pytest_nfp.files import FileError, read_yaml
+
+Positive = Annotated[int, Field(gt=0)]
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+FOLDER = Path(__file__).parent
+
+
+class UnknownName(Exception):
+    """A GPU, model, backend or release that is not known; the message lists near matches and how to add one."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Gpu(_Strict):
+    """Datasheet figures of a GPU: dense BF16 peak, memory bandwidth; `source` says where they were read."""
+
+    name: str
+    title: str
+    aliases: tuple[str, ...] = ()
+    peak_tflops: PositiveNumber
+    bandwidth_tbps: PositiveNumber
+    compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")]
+    memory_gb: PositiveNumber
+    shared_memory_optin_kib: Positive
+    driver_names: tuple[str, ...]
+    source: str
+
+    @property
+    def peak_flops(self) -> float:
+        """phi, FLOP/s."""
+        return self.peak_tflops * 1e12
+
+    @property
+    def bandwidth(self) -> float:
+        """beta, bytes/s."""
+        return self.bandwidth_tbps * 1e12
+
+    @property
+    def balance(self) -> float:
+        """rho = phi / beta, FLOP per byte."""
+        return self.peak_flops / self.bandwidth
+
+
+class Dense(_Strict):
+    """A dense FFN: `matrices` GEMMs of hidden x width (3 with a gate)."""
+
+    width: Positive
+    matrices: Literal[2, 3] = 2
+
+
+class Attention(_Strict):
+    """An attention core: query heads, KV heads, head dimension."""
+
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head (1 is MHA)."""
+        return self.heads // self.kv_heads
+
+
+class Moe(_Strict):
+    """Routed experts: E experts of hidden x width, k of them per token."""
+
+    experts: Positive
+    top_k: Positive
+    width: Positive
+    matrices: Literal[2, 3] = 3
+    shared_experts: Annotated[int, Field(ge=0)] = 0
+    dense_layers: Annotated[int, Field(ge=0)] = 0
+
+
+class Model(_Strict):
+    """A model, or one module shape, and the grid on which it is tested by default."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    layers: Positive | None = None
+    hidden: Positive
+    dense: Dense | None = None
+    attention: Attention | None = None
+    moe: Moe | None = None
+    batch: tuple[Positive, ...] = (1,)
+    context: tuple[Positive, ...] = ()
+    top_k: tuple[Positive, ...] = ()
+    gate: bool = False
+    device: Literal["gpu", "cpu"] = "gpu"
+    source: str
+
+
+class _Gpus(_Strict):
+    schema_: Literal[1] = Field(alias="schema")
+    gpus: tuple[Gpu, ...]
+
+
+class _Models(_Strict):
+    schema_: Literal[1] = Field(alias="schema")
+    models: tuple[Model, ...]
+
+
+@lru_cache(maxsize=1)
+def gpus() -> tuple[Gpu, ...]:
+    """Every GPU of the catalog, in its order."""
+    return read_yaml(FOLDER / "gpus.yaml", _Gpus).gpus
+
+
+@lru_cache(maxsize=1)
+def models() -> tuple[Model, ...]:
+    """Every model and module shape of the catalog, in its order."""
+    return read_yaml(FOLDER / "models.yaml", _Models).models
+
+
+def gpu(name: str) -> Gpu:
+    """A GPU by catalog name, alias or driver name. Raises UnknownName with the near matches."""
+    for g in gpus():
+        if name.lower() in {n.lower() for n in (g.name, *g.aliases, *g.driver_names)}:
+            return g
+    raise UnknownName(
+        unknown("GPU", name, [n for g in gpus() for n in (g.name, *g.aliases)], "add it to pytest_nfp/catalog/gpus.yaml")
+    )
+
+
+def model(name: str) -> Model:
+    """A model by catalog name, alias, or path of a Hugging Face config.json.
+
+    Raises UnknownName with the near matches, FileError for a config.json that can't be used.
+    """
+    if name.endswith(".json"):
+        return model_from_config(Path(name))
+    for m in models():
+        if name.lower() in {n.lower() for n in (m.name, *m.aliases)}:
+            return m
+    how = "give the path of its Hugging Face config.json, or add it to pytest_nfp/catalog/models.yaml"
+    raise UnknownName(unknown("model", name, [n for m in models() for n in (m.name, *m.aliases)], how))
+
+
+def unknown(what: str, value: str, known: Iterable[str], how_to_add: str) -> str:
+    """The one wording of every unknown name: the value, what comes near it, what there is, how to add one."""
+    names = sorted(set(known), key=str.lower)
+    near = difflib.get_close_matches(value.lower(), [n.lower() for n in names], n=3, cutoff=0.5)
+    shown = [n for n in names if n.lower() in near]
+    text = f"unknown {what} {value!r}"
+    if shown:
+        text += f"; did you mean {', '.join(shown)}?"
+    text += f" Known: {', '.join(names)}. To use another: {how_to_add}."
+    return text
+
+
+def model_from_config(path: Path) -> Model:
+    """Dimensions from a Hugging Face config.json, by the names that the model families use.
+
+    Raises FileError naming the file and the field.
+    """
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: can't be read: {error}") from error
+    except json.JSONDecodeError as error:
+        raise FileError(f"{path}:{error.lineno}: broken JSON: {error.msg}") from error
+    if not isinstance(config, dict):
+        raise FileError(f"{path}:1: a config.json holds an object, this one a {type(config).__name__}")
+    # Multimodal configs keep the language model's dimensions one level down.
+    config = config.get("text_config", config)
+
+    def first(*names: str) -> int | None:
+        for name in names:
+            value = config.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise FileError(f"{path}: {name}: must be a whole number of at least 0, got {value!r}")
+            return value
+        return None
+
+    def needed(*names: str) -> int:
+        value = first(*names)
+        if not value:
+            raise FileError(f"{path}: {names[0]}: missing or 0, and without it the model can't be described")
+        return value
+
+    hidden, heads = needed("hidden_size"), needed("num_attention_heads")
+    experts = first("num_experts", "n_routed_experts", "num_local_experts")
+    layers = needed("num_hidden_layers")
+    width = first("intermediate_size")
+    moe = None
+    dense_layers = 0
+    if experts:
+        dense_layers = first("first_k_dense_replace") or 0
+        moe = {
+            "experts": experts,
+            "top_k": needed("num_experts_per_tok", "moe_topk"),
+            "width": first("moe_intermediate_size") or needed("intermediate_size"),
+            "shared_experts": first("n_shared_experts", "num_shared_experts") or 0,
+            "dense_layers": dense_layers,
+        }
+    is_mla = bool(first("kv_lora_rank"))
+    try:
+        return Model.model_validate(
+            {
+                "name": path.parent.name if path.name == "config.json" and path.parent.name else path.stem,
+                "layers": layers,
+                "hidden": hidden,
+                "dense": {"width": width, "matrices": 3} if width and (not moe or dense_layers) else None,
+                "attention": None
+                if is_mla
+                else {
+                    "heads": heads,
+                    "kv_heads": first("num_key_value_heads") or heads,
+                    "head_dim": first("head_dim") or hidden // heads,
+                },
+                "moe": moe,
+                "context": (256, 4096),
+                "source": str(path),
+            }
+        )
+    except ValidationError as error:
+        e = error.errors(include_url=False)[0]
+        raise FileError(f"{path}: {'.'.join(str(p) for p in e['loc'])}: {e['msg']}") from error

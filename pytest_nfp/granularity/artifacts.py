@@ -1,0 +1,343 @@
+"""The files of a framework release: installed, in a local archive, or on the package index.
+
+A wheel on the index is read by ranges, a source archive is fetched once; what was read is cached under the platform's
+cache folder by the archive's sha256, each file written atomically, so that several processes can share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from pytest_nfp.files import write_atomically
+from pytest_nfp.granularity.maps import RuleUnknown
+
+MAX_MEMBER_BYTES = 8 * 2**20
+"""A rule or a tuned file is small; a larger member is not read."""
+
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A release's files: their names (posix, without the source archive's top folder) and a reader."""
+
+    file: str
+    sha256: str
+    origin: str
+    names: frozenset[str]
+    read: Callable[[str], str]
+
+
+def open_release(framework: str, release: str, wanted: re.Pattern[str], archives: Path | None = None) -> Artifact:
+    """The first of: installed distribution, archive in the folder `archives`, package index.
+
+    wanted: the member names that the caller may read. Raises RuleUnknown with every reason that was met.
+    """
+    reasons = []
+    for source in (_installed, lambda f, r, w: _local(f, r, w, archives), _index):
+        try:
+            return source(framework, release, wanted)
+        except RuleUnknown as reason:
+            reasons.append(str(reason))
+    raise RuleUnknown("; ".join(r for r in reasons if r))
+
+
+def installed_release(framework: str) -> str | None:
+    """The version of an installed framework, or None."""
+    try:
+        return metadata.version(framework)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def known_releases(framework: str) -> list[str]:
+    """Every release on the package index, oldest first. Raises RuleUnknown when the index can't be read."""
+    return [str(v) for v in sorted({v for v, _ in _index_files(framework)})]
+
+
+@lru_cache(maxsize=64)
+def pinned_requirement(framework: str, release: str, requirement: str) -> str:
+    """The version that a release pins of another distribution, from its metadata on the index. Raises RuleUnknown."""
+    cached = cache_folder("metadata") / f"{framework}-{release}-{requirement}"
+    if cached.exists():
+        return cached.read_text(encoding="utf-8")
+    wheels = [f for v, f in _index_files(framework) if v == Version(release) and f.filename.endswith(".whl")]
+    for package in sorted(wheels, key=lambda f: ("linux" not in f.filename, "x86_64" not in f.filename, f.filename))[:1]:
+        artifact = _remote(package, re.compile(r"\.dist-info/METADATA$"))
+        text = artifact.read(min(artifact.names))
+        if found := re.search(rf"^Requires-Dist: {requirement}==([\d.]+)", text, re.MULTILINE):
+            write_atomically(cached, found[1])
+            return found[1]
+    raise RuleUnknown(f"{framework} {release} pins no {requirement}, by what the package index holds")
+
+
+def _installed(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact:
+    found = installed_release(framework)
+    if found is None:
+        raise RuleUnknown(f"{framework} is not installed")
+    if found.split("+")[0] != release:
+        raise RuleUnknown(f"installed is {framework} {found}")
+    files = {str(f): f for f in metadata.files(framework) or () if wanted.search(str(f))}
+    if not files:
+        raise RuleUnknown(f"the installed {framework} {found} lists no file with the rule")
+
+    def read(name: str) -> str:
+        return Path(str(files[name].locate())).read_text(encoding="utf-8")
+
+    digest = hashlib.sha256("".join(sorted(files)).encode())
+    for name in sorted(files):
+        if name.endswith((".py", ".h", ".cuh")):
+            digest.update(read(name).encode())
+    return Artifact(f"{framework} {found} (installed)", digest.hexdigest(), "installed", frozenset(files), read)
+
+
+def _local(framework: str, release: str, wanted: re.Pattern[str], archives: Path | None) -> Artifact:
+    if archives is None:
+        raise RuleUnknown("")
+    for path in sorted(archives.iterdir()):
+        if _file_version(framework, path.name) == Version(release):
+            names, read = _archive_members(path, wanted)
+            with path.open("rb") as f:
+                digest = hashlib.file_digest(f, "sha256").hexdigest()
+            return Artifact(path.name, digest, "archive", names, read)
+    raise RuleUnknown(f"no archive of {framework} {release} in {archives}")
+
+
+def _index(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact:
+    files = [f for v, f in _index_files(framework) if v == Version(release)]
+    if not files:
+        raise RuleUnknown(f"the package index has no {framework} {release}")
+    # Pure wheels first, then Linux ones (all hold the same Python and JSON), then the source archive.
+    wheels = sorted(
+        (f for f in files if f.filename.endswith(".whl")),
+        key=lambda f: (not f.filename.endswith("none-any.whl"), "x86_64" not in f.filename, f.filename),
+    )
+    reasons = [f"no file of {framework} {release} on the package index holds the rule"]
+    for package in [*wheels[:1], *(f for f in files if f.filename.endswith(".tar.gz"))]:
+        try:
+            return _remote(package, wanted)
+        except RuleUnknown as reason:
+            reasons.append(f"{package.filename}: {reason}")
+    raise RuleUnknown("; ".join(reasons))
+
+
+def _remote(package: Any, wanted: re.Pattern[str]) -> Artifact:
+    """A file of the index, its members read when asked for and kept in the cache."""
+    sha256 = package.digests.get("sha256", "")
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise RuleUnknown("the index gives no sha256, so the file can't be identified")
+    folder = cache_folder("artifacts") / sha256
+    listing = folder / "names.json"
+    session = _Remote(package.url, package.filename, sha256, wanted)
+    if listing.exists():
+        names = frozenset(json.loads(listing.read_text(encoding="utf-8")))
+    else:
+        names = session.names()
+        if not any(wanted.search(n) for n in names):
+            raise RuleUnknown("it holds no file with the rule")
+        write_atomically(listing, json.dumps(sorted(names)))
+    matching = frozenset(n for n in names if wanted.search(n))
+    if not matching:
+        raise RuleUnknown("it holds no file with the rule")
+
+    def read(name: str) -> str:
+        if name not in matching:
+            raise KeyError(name)
+        # The name comes from a foreign archive: its digest names the cached file, so no path can lead outside.
+        cached = folder / hashlib.sha256(name.encode()).hexdigest()
+        if not cached.exists():
+            write_atomically(cached, session.read(name))
+        return cached.read_text(encoding="utf-8")
+
+    return Artifact(package.filename, sha256, "index", matching, read)
+
+
+class _Remote:
+    """One file of the index. It is opened at the first use, so that a cached release needs no network."""
+
+    def __init__(self, url: str, filename: str, sha256: str, wanted: re.Pattern[str]) -> None:
+        self._url, self._filename, self._sha256, self._wanted = url, filename, sha256, wanted
+        self._names: frozenset[str] | None = None
+        self._reader: Callable[[str], str] | None = None
+
+    def names(self) -> frozenset[str]:
+        self._open()
+        assert self._names is not None
+        return self._names
+
+    def read(self, name: str) -> str:
+        self._open()
+        assert self._reader is not None
+        return self._reader(name)
+
+    def _open(self) -> None:
+        if self._reader is not None:
+            return
+        try:
+            import requests
+            from remotezip import RemoteIOError, RemoteZip
+        except ImportError:
+            raise RuleUnknown(_NEEDS_EXTRA) from None
+        try:
+            if self._filename.endswith(".whl"):
+                archive = RemoteZip(self._url, timeout=TIMEOUT_S)
+                self._names, self._reader = _zip_members(archive, self._wanted)
+            else:
+                response = requests.get(self._url, timeout=TIMEOUT_S)
+                response.raise_for_status()
+                if hashlib.sha256(response.content).hexdigest() != self._sha256:
+                    raise RuleUnknown("the download does not have the sha256 that the index gives")
+                with tarfile.open(fileobj=io.BytesIO(response.content)) as tar:
+                    self._names, self._reader = _tar_members(tar, self._wanted)
+        except (requests.RequestException, RemoteIOError, OSError, tarfile.TarError, zipfile.BadZipFile) as error:
+            raise RuleUnknown(f"reading it from the package index failed: {error}") from error
+
+
+_NEEDS_EXTRA = "reading the package index needs the extra 'artifacts': pip install 'pytest-nfp[artifacts]'"
+
+
+@lru_cache(maxsize=64)
+def _index_files(framework: str) -> tuple[tuple[Version, Any], ...]:
+    """(version, file) of a project on every configured index. Raises RuleUnknown."""
+    try:
+        import requests
+        from pypi_simple import NoSuchProjectError, PyPISimple, UnsupportedContentTypeError
+    except ImportError:
+        raise RuleUnknown(_NEEDS_EXTRA) from None
+    urls = _index_urls()
+    if not urls:
+        raise RuleUnknown("pip is configured to use no package index (no-index)")
+    files, reasons = [], []
+    for url in urls:
+        try:
+            with PyPISimple(endpoint=url) as client:
+                page = client.get_project_page(framework, timeout=TIMEOUT_S)
+        except NoSuchProjectError:
+            reasons.append(f"{framework} is not on the package index")
+            continue
+        except (requests.RequestException, UnsupportedContentTypeError, ValueError) as error:
+            reasons.append(f"the package index is out of reach ({type(error).__name__})")
+            continue
+        for package in page.packages:
+            version = _file_version(framework, package.filename)
+            if version is not None:
+                files.append((version, package))
+    if not files:
+        raise RuleUnknown("; ".join(dict.fromkeys(reasons)) or f"{framework} is not on the package index")
+    return tuple(files)
+
+
+@lru_cache(maxsize=1)
+def _index_urls() -> tuple[str, ...]:
+    """pip's own configuration: index-url and extra-index-url over http, none under no-index."""
+    settings: dict[str, str] = {}
+    try:
+        listed = subprocess.run(
+            [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, timeout=30, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        listed = ""
+    # Commands' own sections come after [global] and before the environment in pip's precedence.
+    for section in ("global", "install", ":env:"):
+        for line in listed.splitlines():
+            name, _, value = line.partition("=")
+            if name.startswith(section + "."):
+                settings[name.removeprefix(section + ".")] = value.strip("'\"")
+    for name in ("index_url", "extra_index_url", "no_index"):
+        if value := os.environ.get(f"PIP_{name.upper()}"):
+            settings[name.replace("_", "-")] = value
+    if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        return ()
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+    urls = [settings.get("index-url", PYPI_SIMPLE_ENDPOINT), *settings.get("extra-index-url", "").split()]
+    return tuple(u for u in urls if u.startswith(("http://", "https://")))
+
+
+def cache_folder(name: str) -> Path:
+    """A folder of the platform's cache for this package."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("pytest-nfp", appauthor=False)) / name
+
+
+def _file_version(framework: str, filename: str) -> Version | None:
+    try:
+        if filename.endswith(".whl"):
+            name, version, _, _ = parse_wheel_filename(filename)
+        elif filename.endswith(".tar.gz"):
+            name, version = parse_sdist_filename(filename)
+        else:
+            return None
+    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+        return None
+    return version if name == framework else None
+
+
+def _archive_members(path: Path, wanted: re.Pattern[str]) -> tuple[frozenset[str], Callable[[str], str]]:
+    try:
+        if path.suffix == ".whl":
+            return _zip_members(zipfile.ZipFile(path), wanted)
+        with tarfile.open(path) as tar:
+            return _tar_members(tar, wanted)
+    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise RuleUnknown(f"{path.name} can't be read: {error}") from error
+
+
+def _zip_members(archive: zipfile.ZipFile, wanted: re.Pattern[str]) -> tuple[frozenset[str], Callable[[str], str]]:
+    sizes = {i.filename: i.file_size for i in archive.infolist() if _is_plain(i.filename)}
+
+    def read(name: str) -> str:
+        if sizes[name] > MAX_MEMBER_BYTES:
+            raise RuleUnknown(f"{name} has {sizes[name]} bytes, more than a rule or a tuned file can have")
+        try:
+            return archive.read(name).decode()
+        except (zipfile.BadZipFile, EOFError, UnicodeDecodeError, OSError) as error:
+            raise RuleUnknown(f"{name} can't be read: {error}") from error
+
+    return frozenset(n for n in sizes if wanted.search(n)), read
+
+
+def _tar_members(tar: tarfile.TarFile, wanted: re.Pattern[str]) -> tuple[frozenset[str], Callable[[str], str]]:
+    # A compressed tar has no index: what is wanted is read in the one pass, without anything being extracted.
+    texts: dict[str, str] = {}
+    for member in tar:
+        top, _, name = member.name.partition("/")
+        if member.isfile() and member.size <= MAX_MEMBER_BYTES and _is_plain(member.name) and wanted.search(name):
+            handle = tar.extractfile(member)
+            assert handle is not None
+            texts[name] = handle.read().decode(errors="replace")
+    return frozenset(texts), texts.__getitem__
+
+
+def _is_plain(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and not name.endswith("/")
+
+
+def nearest(release: str, releases: Iterable[str], count: int = 4) -> list[str]:
+    """The releases around a version that does not exist, in order."""
+    ordered = sorted(releases, key=Version)
+    try:
+        at = sum(Version(r) < Version(release) for r in ordered)
+    except InvalidVersion:
+        return ordered[-count:]
+    start = max(0, min(at - count // 2, len(ordered) - count))
+    return ordered[start : start + count]

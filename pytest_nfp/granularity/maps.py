@@ -1,0 +1,118 @@
+"""Piecewise maps: which tile at which count of token (or packed query) rows."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+
+class RuleUnknown(Exception):
+    """A granularity rule that could not be read or evaluated; the message is the reason. Never a guess instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Counts first..last (both included) run with `tile` rows, chosen by `source` (a rule or a tuned file's `key`)."""
+
+    first: int
+    last: int
+    tile: int
+    source: str = "default rule"
+    key: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Granularity:
+    """The map of one kernel: sorted, gap-free ranges that begin at 1, with where they come from.
+
+    packed: the counts are query rows times the GQA group, as the kernel packs the heads into the tile.
+    artifact: file and sha256 the rule was read from. origin: installed, archive, index or shipped table.
+    """
+
+    framework: str
+    release: str
+    module: str
+    dtype: str
+    device_name: str
+    ranges: tuple[Range, ...]
+    kernel: str
+    kernel_reason: str
+    artifact_file: str
+    artifact_sha256: str
+    origin: str
+    packed: bool = False
+    warnings: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if not self.ranges or self.ranges[0].first != 1:
+            raise ValueError("a piecewise map must begin at 1")
+        for before, after in pairwise(self.ranges):
+            if after.first != before.last + 1:
+                raise ValueError(f"a piecewise map must be gap-free: {before.last} is followed by {after.first}")
+        for r in self.ranges:
+            if r.last < r.first or r.tile < 1:
+                raise ValueError(f"not a range: {r}")
+
+    def tile(self, count: int) -> int:
+        """Tile rows at a row count; counts past the end keep the last range's tile."""
+        return self.ranges[self._index(count)].tile
+
+    def branch_limit(self, count: int) -> int | None:
+        """tau: the last count up to which the tile in force at `count` stays; None if it stays to the end."""
+        i = self._index(count)
+        tile = self.ranges[i].tile
+        while i + 1 < len(self.ranges) and self.ranges[i + 1].tile == tile:
+            i += 1
+        return None if i + 1 == len(self.ranges) else self.ranges[i].last
+
+    def tiles(self) -> list[list[int]]:
+        """[[first, last, tile], ...] merged by tile alone, as baselines store it."""
+        return [[r.first, r.last, r.tile] for r in merge(Range(r.first, r.last, r.tile) for r in self.ranges)]
+
+    def edges(self) -> list[int]:
+        """The last count of each tile: where a boundary is looked for (edge and edge + 1)."""
+        return [last for _, last, _ in self.tiles()[:-1]]
+
+    def _index(self, count: int) -> int:
+        if count < 1:
+            raise ValueError(f"a row count must be at least 1, got {count}")
+        return max(0, bisect_right(self.ranges, count, key=lambda r: r.first) - 1)
+
+
+def merge(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Join neighbours that differ in nothing but their counts."""
+    merged: list[Range] = []
+    for r in ranges:
+        if merged and (merged[-1].tile, merged[-1].source, merged[-1].key) == (r.tile, r.source, r.key):
+            merged[-1] = Range(merged[-1].first, r.last, r.tile, r.source, r.key)
+        else:
+            merged.append(r)
+    return tuple(merged)
+
+
+def from_points(points: Sequence[tuple[int, str, int | None]]) -> tuple[Range, ...]:
+    """Ranges from (tile, source, key) at counts 1, 2, 3, ..."""
+    return merge(Range(i, i, tile, source, key) for i, (tile, source, key) in enumerate(points, 1))
+
+
+def changed_ranges(
+    before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]
+) -> list[tuple[int, int, int, int]]:
+    """(first, last, tile before, tile after) wherever two [[first, last, tile], ...] maps differ, over their common counts."""
+    changes: list[tuple[int, int, int, int]] = []
+    cuts = sorted({first for first, _, _ in [*before, *after]})
+    end = min(before[-1][1], after[-1][1])
+    for first, following in zip(cuts, [*cuts[1:], end + 1], strict=True):
+        last = min(following - 1, end)
+        if last < first:
+            continue
+        old = next(tile for a, b, tile in before if a <= first <= b)
+        new = next(tile for a, b, tile in after if a <= first <= b)
+        if old != new:
+            if changes and changes[-1][1] == first - 1 and changes[-1][2:] == (old, new):
+                changes[-1] = (changes[-1][0], last, old, new)
+            else:
+                changes.append((first, last, old, new))
+    return changes

@@ -1,0 +1,152 @@
+"""The shipped table: maps of the releases that the shipped baselines name, for use without an index or an installation.
+
+Written by `python -m pytest_nfp.granularity.shipped`, from the releases' own rules; every entry carries the archive's
+file and sha256. A map from the table is marked as such (`origin`), so that nobody takes it for a fresh reading.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pytest_nfp.files import read_yaml, write_atomically
+from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown
+
+TABLE = Path(__file__).with_name("shipped.yaml")
+HEADER = """\
+# Piecewise maps of released granularity rules: [first, last, tile, source, key of a tuned file].
+# Written by `python -m pytest_nfp.granularity.shipped`; each with the archive it was read from.
+"""
+Whole = Annotated[int, Field(gt=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Shape(_Strict):
+    """What the rule depends on: expert dims (top_k: every k with this map), or a head dimension."""
+
+    experts: Whole | None = None
+    width: Whole | None = None
+    hidden: Whole | None = None
+    top_k: tuple[Whole, ...] | None = None
+    head_dim: Whole | None = None
+
+
+class Entry(_Strict):
+    """One map, the devices that share it, and where it was read."""
+
+    framework: str
+    release: str
+    module: Literal["moe", "attention"]
+    dtype: str
+    devices: tuple[str, ...]
+    shape: Shape
+    ranges: tuple[tuple[Whole, Whole, Whole, str, int | None], ...]
+    kernel: str
+    kernel_reason: str
+    packed: bool = False
+    artifact_file: str
+    artifact_sha256: str
+    warnings: dict[str, tuple[str, ...]] = {}
+
+
+class Table(_Strict):
+    """The file."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    maps: tuple[Entry, ...]
+
+
+@lru_cache(maxsize=1)
+def _table() -> tuple[Entry, ...]:
+    return read_yaml(TABLE, Table).maps if TABLE.exists() else ()
+
+
+def shipped_releases(framework: str) -> list[str]:
+    """The releases of a framework that the table holds."""
+    return sorted({e.release for e in _table() if e.framework == framework})
+
+
+def lookup(framework: str, release: str, module: str, dtype: str, device_name: str, shape: dict[str, int]) -> Granularity:
+    """A map of the table. Raises RuleUnknown where it holds none."""
+    for e in _table():
+        if (e.framework, e.release, e.module, e.dtype) != (framework, release, module, dtype):
+            continue
+        if device_name not in e.devices:
+            continue
+        mine = e.shape.model_dump(exclude_none=True)
+        if all(v in mine[n] if isinstance(mine.get(n), tuple) else mine.get(n) == v for n, v in shape.items()):
+            return Granularity(
+                framework,
+                release,
+                module,
+                dtype,
+                device_name,
+                tuple(Range(*r) for r in e.ranges),
+                e.kernel,
+                e.kernel_reason,
+                e.artifact_file,
+                e.artifact_sha256,
+                "shipped table",
+                e.packed,
+                e.warnings.get(device_name, ()),
+            )
+    raise RuleUnknown(f"the shipped table holds no map of {framework} {release} for {device_name}, {shape}")
+
+
+def table_text(maps: list[tuple[Granularity, dict[str, int]]]) -> str:
+    """The table's YAML: equal maps of several devices or k in one entry, in a stable order."""
+    import yaml
+
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for g, shape in maps:
+        fixed = tuple(sorted((n, v) for n, v in shape.items() if n != "top_k"))
+        key = (g.framework, g.release, g.module, g.dtype, fixed, g.ranges, g.artifact_sha256)
+        entry = merged.setdefault(
+            key,
+            {"granularity": g, "shape": dict(fixed), "top_k": set(), "devices": set(), "warnings": {}},
+        )
+        entry["devices"].add(g.device_name)
+        if "top_k" in shape:
+            entry["top_k"].add(shape["top_k"])
+        if g.warnings:
+            entry["warnings"][g.device_name] = list(g.warnings)
+    rows = []
+    for key in sorted(merged, key=lambda k: (k[:5], str(k[5]))):
+        entry = merged[key]
+        g = entry["granularity"]
+        row = {
+            "framework": g.framework,
+            "release": g.release,
+            "module": g.module,
+            "dtype": g.dtype,
+            "devices": sorted(entry["devices"]),
+            "shape": entry["shape"] | ({"top_k": sorted(entry["top_k"])} if entry["top_k"] else {}),
+            "ranges": [[r.first, r.last, r.tile, r.source, r.key] for r in g.ranges],
+            "kernel": g.kernel,
+            "kernel_reason": g.kernel_reason,
+            "packed": g.packed,
+            "artifact_file": g.artifact_file,
+            "artifact_sha256": g.artifact_sha256,
+        }
+        if entry["warnings"]:
+            row["warnings"] = dict(sorted(entry["warnings"].items()))
+        rows.append(row)
+    return HEADER + yaml.safe_dump({"schema": 1, "maps": rows}, sort_keys=False, default_flow_style=None, width=150)
+
+
+def main() -> None:
+    """Read every map that the shipped baselines name afresh from the releases, and write the table."""
+    from pytest_nfp.granularity.wanted import shipped_wanted
+
+    write_atomically(TABLE, table_text(shipped_wanted()))
+    print(f"wrote {TABLE}")
+
+
+if __name__ == "__main__":
+    main()

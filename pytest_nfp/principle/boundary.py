@@ -1,0 +1,108 @@
+"""N_max from a latency curve.
+
+N_max(tolerance) is the largest N with T(N) <= (1 + tolerance) * T(N0) (arXiv 2605.30851, section 2.2).
+T need not be monotone, so two readings are kept: `n_max`, the largest N within, and `n_first_exit`, the last N
+before the first point outside. Points carry an interval of T(N)/T(N0), because a measured point can be undecided and a
+grid has gaps: the boundary is then known as an interval, `n_max_interval`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pytest_nfp.principle.checks import require_tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One N of a curve: latency in microseconds, and the interval of its ratio to T(N0) (the point itself if exact)."""
+
+    positions: int
+    latency_us: float
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What a curve says about N_max.
+
+    n_max: largest N within tolerance by the point estimates.
+    n_max_interval: (low, high); low is the largest N that is within beyond doubt, high the last N before the first
+        point from which every later one is outside beyond doubt. high is None where the curve ends within: at least.
+    n_first_exit: the last N before the first point outside; equals n_max on a curve without a hole.
+    undecided: the N whose interval straddles the limit.
+    baseline_positions: the N0 that was used.
+    """
+
+    n_max: int
+    n_max_interval: tuple[int, int | None]
+    n_first_exit: int
+    undecided: tuple[int, ...]
+    baseline_positions: int
+
+    @property
+    def has_hole(self) -> bool:
+        """Whether the curve leaves the tolerance and comes back below it."""
+        return self.n_first_exit < self.n_max
+
+
+def find_boundary(points: Sequence[Point], tolerance: float = 0.20, baseline_positions: int = 1) -> Boundary:
+    """Read N_max from a curve; points in any order, those below N0 are ignored.
+
+    Raises ValueError for no point at N0, two points at one N, a latency that is not finite and positive.
+    """
+    require_tolerance(tolerance)
+    curve = sorted((p for p in points if p.positions >= baseline_positions), key=lambda p: p.positions)
+    if not curve or curve[0].positions != baseline_positions:
+        raise ValueError(f"the curve has no point at N0 = {baseline_positions}, so no ratio can be taken")
+    for point, following in zip(curve, [*curve[1:], None], strict=True):
+        if not (math.isfinite(point.latency_us) and point.latency_us > 0):
+            raise ValueError(f"T({point.positions}) must be finite and above 0 us, got {point.latency_us!r}")
+        if following is not None and following.positions == point.positions:
+            raise ValueError(f"two points at N = {point.positions}")
+    base = curve[0].latency_us
+    # Relative slack of a few ulps: a recorded 1.2 * T must count as within.
+    limit = (1 + tolerance) * (1 + 1e-12)
+
+    def ratios(p: Point) -> tuple[float, float, float]:
+        ratio = p.latency_us / base
+        low = ratio if p.ratio_low is None else p.ratio_low
+        high = ratio if p.ratio_high is None else p.ratio_high
+        return low, ratio, high
+
+    n_max = n_first_exit = curve[0].positions
+    surely_within, first_beyond = curve[0].positions, None
+    left = False
+    undecided = []
+    for p in curve:
+        low, ratio, high = ratios(p)
+        if p is curve[0]:
+            continue
+        if ratio <= limit:
+            n_max = p.positions
+            if not left:
+                n_first_exit = p.positions
+        else:
+            left = True
+        if high <= limit:
+            surely_within, first_beyond = p.positions, None
+        elif low > limit:
+            if first_beyond is None:
+                first_beyond = p.positions
+        else:
+            undecided.append(p.positions)
+            first_beyond = None
+    upper = None if first_beyond is None else first_beyond - 1
+    return Boundary(n_max, (surely_within, upper), n_first_exit, tuple(undecided), baseline_positions)
+
+
+def sensitivity(
+    points: Sequence[Point],
+    baseline_positions: int = 1,
+    tolerances: Iterable[float] = (0.05, 0.10, 0.15, 0.20, 0.25, 0.30),
+) -> dict[float, Boundary]:
+    """The boundary at each tolerance of the paper's sensitivity sweep (appendix I: 0.05 to 0.30)."""
+    return {t: find_boundary(points, t, baseline_positions) for t in tolerances}

@@ -1,0 +1,189 @@
+"""The tile roofline: a predicted curve T(N) from the tile that the rule picks at every token count.
+
+    T(N) = sum over modules of (T_mem**p + T_comp**p)**(1/p) + fixed
+    T_comp = tiles * tile rows * FLOPs per row / effective FLOP/s
+    T_mem  = (weights or KV) * (1 + r * (tiles per owner - 1)) / effective bytes/s + activations / effective bytes/s
+
+p is the overlap exponent (infinity: memory and compute time overlap fully, 1: they add up), r the share of a tile's
+re-read of its weights (or KV) that misses the last-level cache. Uncalibrated devices use datasheet peaks, p = infinity,
+r = 1 and no fixed cost. N_max is read from the predicted curve by the same definition as from a measured one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_nfp.principle.boundary import Boundary, Point, find_boundary
+from pytest_nfp.principle.checks import require_positive
+from pytest_nfp.principle.idle_compute import ACTIVATION_TERMS
+from pytest_nfp.principle.routing import Routing, rows_per_expert
+
+TileRule = Callable[[int], int]
+"""Tile rows at a row count; a dense kernel without a tile pads nothing: lambda rows: 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a device and kernel reach: FLOP/s, bytes/s, overlap exponent, re-read share in [0, 1], fixed microseconds."""
+
+    flops: float
+    bandwidth: float
+    overlap: float = math.inf
+    reread: float = 1.0
+    fixed_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_positive(flops=self.flops, bandwidth=self.bandwidth)
+        if not self.overlap >= 1:
+            raise ValueError(f"overlap must be at least 1, got {self.overlap!r}")
+        if not 0 <= self.reread <= 1:
+            raise ValueError(f"reread must lie in [0, 1], got {self.reread!r}")
+        if not (math.isfinite(self.fixed_us) and self.fixed_us >= 0):
+            raise ValueError(f"fixed_us must be finite and at least 0, got {self.fixed_us!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Padded FLOPs of one forward, bytes read once, and bytes read again by further tiles of the same owner."""
+
+    flops: float
+    bytes_once: float
+    bytes_again: float = 0.0
+
+    def latency_us(self, c: Calibration) -> float:
+        """Microseconds of this work without the fixed cost."""
+        compute = self.flops / c.flops
+        memory = (self.bytes_once + c.reread * self.bytes_again) / c.bandwidth
+        slow, fast = max(compute, memory), min(compute, memory)
+        if math.isinf(c.overlap):
+            return slow * 1e6
+        # Scaled by the larger term so that a large exponent can't underflow.
+        return float(slow * (1 + (fast / slow) ** c.overlap) ** (1 / c.overlap) * 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A predicted boundary; `limiting` is the module whose term grows most across it."""
+
+    boundary: Boundary
+    limiting: str
+    points: tuple[Point, ...]
+
+    @property
+    def n_max(self) -> int:
+        """Largest predicted N within tolerance (the end of the range if the curve never leaves it)."""
+        return self.boundary.n_max
+
+
+def dense_work(
+    positions: int, batch: int, shapes: Sequence[tuple[int, int]], bytes_per_element: float, tile: TileRule
+) -> Work:
+    """GEMMs [rows, k] x [k, n], shapes as (n, k): rows = b*N padded to the tile, weights read once."""
+    rows = positions * batch
+    rows = -(-rows // tile(rows)) * tile(rows)
+    weights = sum(n * k for n, k in shapes)
+    activations = positions * batch * sum(n + k for n, k in shapes)
+    return Work(2.0 * rows * weights, bytes_per_element * (weights + activations))
+
+
+def moe_work(
+    positions: int,
+    batch: int,
+    routing: Routing,
+    experts: int,
+    top_k: int,
+    hidden: int,
+    expert_width: int,
+    bytes_per_element: float,
+    tile: TileRule,
+    matrices: int = 2,
+) -> Work:
+    """Experts of `matrices` GEMMs (2 plain, 3 gated) of hidden x expert_width; rows padded to tiles per expert."""
+    tokens = positions * batch
+    rows_in_tile = tile(tokens)
+    weights = matrices * hidden * expert_width
+    tiles = once = again = 0
+    for count, rows in rows_per_expert(routing, tokens, experts, top_k):
+        per_expert = -(-rows // rows_in_tile)
+        tiles += count * per_expert
+        once += count * weights
+        again += count * weights * (per_expert - 1)
+    activations = ACTIVATION_TERMS * tokens * top_k * (hidden + expert_width)
+    return Work(
+        2.0 * tiles * rows_in_tile * weights,
+        bytes_per_element * (once + activations),
+        bytes_per_element * again,
+    )
+
+
+def attention_work(
+    positions: int,
+    batch: int,
+    context: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    bytes_per_element: float,
+    tile: TileRule,
+    packed: bool = False,
+    padded: bool = True,
+) -> Work:
+    """Attention core over `context` cached tokens; `packed` puts the query heads of a KV head into one tile.
+
+    padded: the kernel computes the whole tile (GPU); not padded, the last tile ends with its rows (torch's CPU kernel).
+
+    The tile rule is asked with the rows that it sees: positions, or positions * group when packed. Unpacked, the
+    heads of a group read the same KV at the same time: one read is counted, the rest is left to the cache.
+    """
+    group = heads // kv_heads
+    rows = positions * (group if packed else 1)
+    rows_in_tile = tile(rows)
+    tiles = -(-rows // rows_in_tile)
+    owners = batch * (kv_heads if packed else heads)
+    kv = batch * 2 * context * kv_heads * head_dim
+    queries = batch * 2 * positions * heads * head_dim
+    computed = tiles * rows_in_tile if padded else rows
+    return Work(
+        4.0 * owners * computed * context * head_dim,
+        bytes_per_element * (kv + queries),
+        bytes_per_element * kv * (tiles - 1),
+    )
+
+
+def predict_boundary(
+    modules: Mapping[str, Callable[[int], Work]],
+    calibration: Calibration,
+    tolerance: float = 0.20,
+    baseline_positions: int = 1,
+    positions: Sequence[int] | None = None,
+    max_positions: int = 4096,
+) -> Prediction:
+    """N_max of the predicted curve, over every N up to max_positions, or over the positions of a measured grid.
+
+    modules: name -> work of one forward at N positions. The scan over every N doubles until the curve has been
+    outside the tolerance for as long as it was inside, so that a hole is seen and long flat tails cost little.
+    """
+    if not modules:
+        raise ValueError("the tile roofline needs at least one module")
+
+    def terms(n: int) -> dict[str, float]:
+        return {name: work(n).latency_us(calibration) for name, work in modules.items()}
+
+    def point(n: int) -> Point:
+        return Point(n, sum(terms(n).values()) + calibration.fixed_us)
+
+    if positions is None:
+        end = max(64, 2 * baseline_positions)
+        points = [point(n) for n in range(baseline_positions, end + 1)]
+        while (b := find_boundary(points, tolerance, baseline_positions)).n_max * 2 >= end and end < max_positions:
+            start, end = end + 1, min(2 * end, max_positions)
+            points += [point(n) for n in range(start, end + 1)]
+    else:
+        points = [point(n) for n in sorted(positions) if n >= baseline_positions]
+        b = find_boundary(points, tolerance, baseline_positions)
+    after = next((p.positions for p in points if p.positions > b.n_max), b.n_max)
+    low, high = terms(b.baseline_positions), terms(after)
+    limiting = max(modules, key=lambda name: high[name] - low[name])
+    return Prediction(b, limiting, tuple(points))

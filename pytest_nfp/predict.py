@@ -99,9 +99,7 @@ def idle_compute(case: Case, balance: float) -> float:
 def module_work(case: Case, granularity: Granularity | None) -> Callable[[int], Work]:
     """The work of the case's module at N positions."""
 
-    def tile(rows: int) -> int:
-        return granularity.tile(rows) if granularity is not None else 1
-
+    tile = granularity.tile if granularity is not None and granularity.has_tiles else None
     s = case.bytes_per_element
     if case.module == "dense":
         shapes = gemm_shapes(case)
@@ -126,7 +124,7 @@ def principle_terms(case: Case, balance: float, granularity: Granularity | None)
     """The closed form's terms of the case's module, at the baseline workload."""
     if case.module == "dense":
         return {"dense": dense_term(balance, case.bytes_per_element, case.batch)}
-    if granularity is None or granularity.ranges[-1].tile == 1:
+    if granularity is None or not granularity.has_tiles:
         # A kernel without a tile has no granularity slack: what is left is idle compute.
         n_idle = idle_compute(case, balance)
         return {case.module: max(1, math.floor(n_idle))} if math.isfinite(n_idle) else {}

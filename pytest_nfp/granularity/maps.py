@@ -55,6 +55,11 @@ class Granularity:
             if r.last < r.first or r.tile < 1:
                 raise ValueError(f"not a range: {r}")
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether rows are grouped at all: a kernel without a tile rule maps one row to one row throughout."""
+        return any(r.tile > 1 for r in self.ranges)
+
     def tile(self, count: int) -> int:
         """Tile rows at a row count; counts past the end keep the last range's tile."""
         return self.ranges[self._index(count)].tile

@@ -20,8 +20,8 @@ from pytest_nfp.principle.checks import require_positive
 from pytest_nfp.principle.idle_compute import ACTIVATION_TERMS
 from pytest_nfp.principle.routing import Routing, rows_per_expert
 
-TileRule = Callable[[int], int]
-"""Tile rows at a row count; a dense kernel without a tile pads nothing: lambda rows: 1."""
+TileRule = Callable[[int], int] | None
+"""Tile rows at a row count; None for a kernel without a tile: nothing is padded, weights are read once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def dense_work(
 ) -> Work:
     """GEMMs [rows, k] x [k, n], shapes as (n, k): rows = b*N padded to the tile, weights read once."""
     rows = positions * batch
-    rows = -(-rows // tile(rows)) * tile(rows)
+    if tile is not None:
+        rows = -(-rows // tile(rows)) * tile(rows)
     weights = sum(n * k for n, k in shapes)
     activations = positions * batch * sum(n + k for n, k in shapes)
     return Work(2.0 * rows * weights, bytes_per_element * (weights + activations))
@@ -102,17 +103,17 @@ def moe_work(
 ) -> Work:
     """Experts of `matrices` GEMMs (2 plain, 3 gated) of hidden x expert_width; rows padded to tiles per expert."""
     tokens = positions * batch
-    rows_in_tile = tile(tokens)
+    rows_in_tile = tile(tokens) if tile is not None else None
     weights = matrices * hidden * expert_width
-    tiles = once = again = 0
+    computed = once = again = 0
     for count, rows in rows_per_expert(routing, tokens, experts, top_k):
-        per_expert = -(-rows // rows_in_tile)
-        tiles += count * per_expert
+        per_expert = -(-rows // rows_in_tile) if rows_in_tile is not None else 1
+        computed += count * (per_expert * rows_in_tile if rows_in_tile is not None else rows)
         once += count * weights
         again += count * weights * (per_expert - 1)
     activations = ACTIVATION_TERMS * tokens * top_k * (hidden + expert_width)
     return Work(
-        2.0 * tiles * rows_in_tile * weights,
+        2.0 * computed * weights,
         bytes_per_element * (once + activations),
         bytes_per_element * again,
     )
@@ -139,7 +140,7 @@ def attention_work(
     """
     group = heads // kv_heads
     rows = positions * (group if packed else 1)
-    rows_in_tile = tile(rows)
+    rows_in_tile = tile(rows) if tile is not None else rows
     tiles = -(-rows // rows_in_tile)
     owners = batch * (kv_heads if packed else heads)
     kv = batch * 2 * context * kv_heads * head_dim

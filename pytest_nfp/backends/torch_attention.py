@@ -1,0 +1,44 @@
+"""Attention core by torch's scaled_dot_product_attention over a pre-allocated KV cache of L + N tokens."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own convention
+
+from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed
+from pytest_nfp.cases import Case
+
+MAX_POSITIONS = 1024
+
+
+def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+    """q [b, H, N, D] over k, v [b, H_kv, L + N, D], FP32 on the CPU.
+
+    No causal mask: torch aligns it to the first cached token, so it would hide the cache from the queries. What a
+    causal mask saves, N of L + N keys, is small where L is much longer than N.
+    """
+    attention, context = case.subject.attention, case.context
+    assert attention is not None and context is not None
+    if attention.group != 1:
+        raise Unsupported("the CPU forward of scaled_dot_product_attention is built for MHA alone")
+    generator = torch.Generator().manual_seed(seed)
+    shape = (case.batch, attention.kv_heads, context + MAX_POSITIONS, attention.head_dim)
+    bank_bytes = 2 * 4 * case.batch * attention.kv_heads * context * attention.head_dim
+    count = banks_needed(bank_bytes, cache_bytes)
+    banks = [(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)) for _ in range(count)]
+
+    def forward(positions: int) -> Forward:
+        if positions > MAX_POSITIONS:
+            raise Unsupported(f"the KV cache was made for {MAX_POSITIONS} new positions, not {positions}")
+        q = torch.randn(case.batch, attention.heads, positions, attention.head_dim, generator=generator)
+        turn = cycle([(k[:, :, : context + positions], v[:, :, : context + positions]) for k, v in banks])
+
+        def run() -> torch.Tensor:
+            k, v = next(turn)
+            return F.scaled_dot_product_attention(q, k, v)
+
+        return run
+
+    return Prepared(forward, bank_bytes, bank_bytes * count, "torch.scaled_dot_product_attention")

@@ -1,0 +1,52 @@
+"""Dense FFN by torch: two GEMMs, no activation (arXiv 2605.30851, appendix C.2); plain matmul or oneDNN-packed weights."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import torch
+
+from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed
+from pytest_nfp.cases import Case
+
+PACKED_ROWS = 16
+"""Rows that the packed layout is chosen for: packing for one row does not pack."""
+
+
+def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+    """x [b*N, d] -> x @ W1.T @ W2.T with W1 [f, d], W2 [d, f], FP32 on the CPU."""
+    dense, hidden = case.subject.dense, case.subject.hidden
+    assert dense is not None
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(dense.width, hidden)] * (dense.matrices - 1) + [(hidden, dense.width)]
+    bank_bytes = 4 * sum(n * k for n, k in shapes)
+    count = banks_needed(bank_bytes, cache_bytes)
+    banks = [[torch.randn(n, k, generator=generator) / k**0.5 for n, k in shapes] for _ in range(count)]
+    if case.kernel == "onednn-packed":
+        if not torch.backends.mkldnn.is_available():
+            raise Unsupported("this torch build has no oneDNN, so weights can't be packed")
+        banks = [[torch.ops.mkldnn._reorder_linear_weight(w, PACKED_ROWS) for w in bank] for bank in banks]
+
+        def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    elif case.kernel == "matmul":
+
+        def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return torch.matmul(x, weight.T)
+    else:
+        raise Unsupported(f"torch has no dense kernel named {case.kernel!r}; there are matmul and onednn-packed")
+
+    def forward(positions: int) -> Forward:
+        x = torch.randn(case.batch * positions, hidden, generator=generator)
+        turn = cycle(banks)
+
+        def run() -> torch.Tensor:
+            up, *gate, down = next(turn)
+            h = linear(x, up)
+            for g in gate:
+                h = h * linear(x, g)
+            return linear(h, down)
+
+        return run
+
+    return Prepared(forward, bank_bytes, bank_bytes * count, f"torch.{case.kernel}")

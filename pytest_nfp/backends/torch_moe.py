@@ -1,0 +1,66 @@
+"""MoE experts by torch's grouped_mm: gather by expert, two grouped GEMMs with SwiGLU between, weighted combine."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own convention
+
+from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed
+from pytest_nfp.cases import Case
+
+
+def expert_ids(case: Case, positions: int, start: int) -> torch.Tensor:
+    """[b*N, k] experts of each token, from expert `start` on: all tokens the same k (skewed), or in turn (balanced)."""
+    moe, top_k = case.subject.moe, case.top_k
+    assert moe is not None and top_k is not None
+    tokens = case.batch * positions
+    slots = torch.arange(top_k).expand(tokens, top_k) if case.routing == "skewed" else None
+    if slots is None:
+        slots = torch.arange(tokens * top_k).view(tokens, top_k)
+    return (slots + start) % moe.experts
+
+
+def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+    """x [b*N, d], W13 [E, d, 2f], W2 [E, f, d], FP32 on the CPU. The first expert moves on with every forward."""
+    moe, hidden, top_k = case.subject.moe, case.subject.hidden, case.top_k
+    assert moe is not None and top_k is not None
+    if not hasattr(F, "grouped_mm"):
+        raise Unsupported("this torch has no grouped_mm")
+    generator = torch.Generator().manual_seed(seed)
+    expert_bytes = 4 * 3 * hidden * moe.width
+    count = 1 if moe.experts * expert_bytes > 4 * cache_bytes else banks_needed(moe.experts * expert_bytes, cache_bytes)
+    banks = [
+        (
+            torch.randn(moe.experts, hidden, 2 * moe.width, generator=generator) / hidden**0.5,
+            torch.randn(moe.experts, moe.width, hidden, generator=generator) / moe.width**0.5,
+        )
+        for _ in range(count)
+    ]
+
+    def forward(positions: int) -> Forward:
+        tokens = case.batch * positions
+        x = torch.randn(tokens, hidden, generator=generator)
+        scores = torch.full((tokens * top_k, 1), 1 / top_k)
+        # Start where the last forward's experts end, so that a whole turn touches every expert before one repeats.
+        step = top_k if case.routing == "skewed" else min(moe.experts, tokens * top_k)
+        routes = []
+        for start in dict.fromkeys((i * step) % moe.experts for i in range(moe.experts)):
+            flat = expert_ids(case, positions, start).flatten()
+            order = torch.argsort(flat, stable=True)
+            ends = torch.bincount(flat, minlength=moe.experts).cumsum(0).to(torch.int32)
+            routes.append((order // top_k, ends))
+        turn = cycle([(w13, w2, rows, ends) for w13, w2 in banks for rows, ends in routes])
+        out = torch.empty(tokens, hidden)
+
+        def run() -> torch.Tensor:
+            w13, w2, rows, ends = next(turn)
+            gate, up = F.grouped_mm(x[rows], w13, offs=ends).chunk(2, -1)
+            y = F.grouped_mm(F.silu(gate) * up, w2, offs=ends)
+            return out.zero_().index_add_(0, rows, y * scores)
+
+        return run
+
+    active = top_k if case.routing == "skewed" else moe.experts
+    return Prepared(forward, active * expert_bytes, count * moe.experts * expert_bytes, "torch.grouped_mm")

@@ -1,0 +1,184 @@
+"""Stored baselines: one YAML file per GPU, backend release and subject. Read, looked up, compared, written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from packaging.version import Version
+from pydantic import BaseModel, ConfigDict, Field
+
+from pytest_nfp import __version__
+from pytest_nfp.cases import Backend
+from pytest_nfp.files import read_yaml, write_atomically
+from pytest_nfp.granularity import Granularity
+from pytest_nfp.measure.curve import Curve
+from pytest_nfp.principle import Boundary
+
+Whole = Annotated[int, Field(gt=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Tiles(_Strict):
+    """A granularity map: kernel, where the rule came from, [first, last, tile] ranges."""
+
+    kernel: str
+    source: str
+    tiles: list[tuple[Whole, Whole, Whole]]
+
+
+class Term(_Strict):
+    """One predictor's answer."""
+
+    n_max: Whole
+    limiting: str
+
+
+class PredictedTerms(_Strict):
+    """Both predictors' answers."""
+
+    principle: Term
+    tile_roofline: Term
+
+
+class Measured(_Strict):
+    """A boundary that was measured or recorded, and whether the prediction describes it (`because`: why not)."""
+
+    kind: Literal["measured", "recorded"]
+    n_max: Whole
+    interval: tuple[Whole, Whole | None]
+    n_first_exit: Whole
+    prediction: Literal["agrees", "deviates"]
+    because: str | None = None
+    source: str
+    kernel: str
+    curve: list[tuple[Whole, Annotated[float, Field(gt=0)]]]
+
+
+class CaseBaseline(_Strict):
+    """What is stored of one case."""
+
+    baseline_positions: Whole
+    predicted: PredictedTerms | None = None
+    measured: Measured | None = None
+
+
+class BaselineFile(_Strict):
+    """One file."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    gpu: str
+    backend: str
+    subject: str
+    granularity: dict[str, Tiles] = {}
+    cases: dict[str, CaseBaseline] = {}
+    provenance: dict[str, str] = {}
+
+
+def path_of(folder: Path, gpu: str, backend: Backend, subject: str) -> Path:
+    """<folder>/<gpu>/<framework>-<release>/<subject>.yaml."""
+    return folder / gpu / f"{backend.framework}-{backend.release}" / f"{subject}.yaml"
+
+
+def load(folder: Path, gpu: str, backend: Backend, subject: str) -> BaselineFile | None:
+    """The file of exactly this release, or None. Raises FileError for one that can't be used."""
+    path = path_of(folder, gpu, backend, subject)
+    return read_yaml(path, BaselineFile) if path.exists() else None
+
+
+def load_nearest(folder: Path, gpu: str, backend: Backend, subject: str) -> tuple[BaselineFile, Backend] | None:
+    """The file of this release, else of the newest release before it, else of the oldest after it."""
+    stored = [b for b in stored_backends(folder, gpu) if b.framework == backend.framework]
+    stored = [b for b in stored if path_of(folder, gpu, b, subject).exists()]
+    if not stored:
+        return None
+    before = [b for b in stored if Version(b.release) <= Version(backend.release)]
+    chosen = before[-1] if before else stored[0]
+    found = load(folder, gpu, chosen, subject)
+    return None if found is None else (found, chosen)
+
+
+def stored_backends(folder: Path, gpu: str) -> list[Backend]:
+    """The releases that a GPU has baselines for, by framework and version."""
+    found = []
+    for path in (folder / gpu).glob("*/"):
+        framework, _, release = path.name.rpartition("-")
+        if framework and any(path.glob("*.yaml")):
+            found.append(Backend(framework, release))
+    return sorted(found, key=lambda b: (b.framework, Version(b.release)))
+
+
+def stored_subjects(folder: Path, gpu: str, backend: Backend) -> list[str]:
+    """The subjects with a file for this release."""
+    return sorted(p.stem for p in (folder / gpu / f"{backend.framework}-{backend.release}").glob("*.yaml"))
+
+
+def tiles_of(granularity: Granularity) -> Tiles:
+    """A map as it is stored."""
+    sources = list(dict.fromkeys(r.source for r in granularity.ranges))
+    return Tiles(kernel=granularity.kernel, source=", ".join(sources), tiles=[(a, b, t) for a, b, t in granularity.tiles()])
+
+
+def measured_of(curve: Curve, boundary: Boundary, agrees: bool, because: str) -> Measured:
+    """A boundary as it is stored: latencies to a hundredth of a microsecond."""
+    return Measured(
+        kind="recorded" if curve.kind == "recorded" else "measured",
+        n_max=boundary.n_max,
+        interval=boundary.n_max_interval,
+        n_first_exit=boundary.n_first_exit,
+        prediction="agrees" if agrees else "deviates",
+        because=None if agrees else because,
+        source=curve.source,
+        kernel=curve.kernel,
+        curve=[(p.positions, round(p.latency_us, 2)) for p in curve.points],
+    )
+
+
+def dump(baseline: BaselineFile) -> str:
+    """Stable text: fields in the schema's order, maps and cases sorted, nothing that changes without a cause."""
+    import yaml
+
+    data = baseline.model_dump(mode="json", by_alias=True)
+    data["granularity"] = dict(sorted(data["granularity"].items()))
+    data["cases"] = {k: _without_nothing(v) for k, v in sorted(data["cases"].items(), key=lambda kv: _natural(kv[0]))}
+    if not data["granularity"]:
+        del data["granularity"]
+    text: str = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=140, allow_unicode=True)
+    return text
+
+
+def write(folder: Path, files: Iterable[tuple[Backend, BaselineFile]]) -> list[Path]:
+    """Write the files whose text changes; returns their paths."""
+    written = []
+    for backend, baseline in files:
+        path = path_of(folder, baseline.gpu, backend, baseline.subject)
+        text = dump(baseline)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_atomically(path, text)
+            written.append(path)
+    return written
+
+
+def new_file(gpu: str, backend: Backend, subject: str) -> BaselineFile:
+    """An empty file."""
+    return BaselineFile(
+        schema=1, gpu=gpu, backend=str(backend), subject=subject, provenance={"tool": f"pytest-nfp {__version__}"}
+    )
+
+
+def _without_nothing(case: dict[str, Any]) -> dict[str, Any]:
+    measured = case["measured"]
+    if measured is not None and measured["because"] is None:
+        del measured["because"]
+    return case
+
+
+def _natural(key: str) -> list[tuple[int, int | str]]:
+    """b2 before b10: runs of digits sort as numbers."""
+    import re
+
+    return [(0, int(p)) if p.isdigit() else (1, p) for p in re.split(r"(\d+)", key) if p]

@@ -1,0 +1,169 @@
+"""The console script `nfp`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pytest_nfp import catalog
+from pytest_nfp.cases import ALIASES, Backend, Case, Module, expand, parse_backend
+from pytest_nfp.catalog import UnknownName
+from pytest_nfp.files import FileError
+from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, granularity_of
+from pytest_nfp.predict import datasheet, model_modules, predict_model
+from pytest_nfp.records import finite
+
+EXIT_UNKNOWN = 2
+OWN_ATTENTION = {"vllm": "flash-attn", "sglang": "flashinfer-python"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code: 0 done, 2 bad input or a rule that is unknown."""
+    parser = argparse.ArgumentParser(
+        prog="nfp",
+        description="Near-free parallelism: how many decode positions one forward can process nearly for free.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    predict = commands.add_parser(
+        "predict",
+        help="N_max of a model on a GPU, by both predictors",
+        description="Predict N_max: idle compute, the principle with its terms and limiting module, and the tile roofline.",
+        epilog="example: nfp predict --gpu h20 --model llada-2.1-mini --backend sglang==0.5.9 --attention flashinfer==0.5.3",
+    )
+    predict.add_argument("--gpu", required=True, help="catalog name, such as h20")
+    predict.add_argument("--model", required=True, help="catalog name, or path of a Hugging Face config.json")
+    predict.add_argument("--backend", help="MoE framework and release, such as vllm==0.33.0; may be left out for dense models")
+    predict.add_argument("--attention", help="attention framework and release, such as flash-attn==2.8.3")
+    predict.add_argument("--batch", type=_positive, default=1, help="requests in the forward (default 1)")
+    predict.add_argument("--context", type=_positive, default=4096, help="cached tokens per request (default 4096)")
+    predict.add_argument("--top-k", type=_positive, help="experts per token (default: the model's)")
+    predict.add_argument("--routing", choices=("balanced", "skewed"), default="balanced", help="expert load (default balanced)")
+    predict.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="weights and activations (default bf16)")
+    predict.add_argument("--tolerance", type=float, default=0.20, help="epsilon (default 0.2)")
+    predict.add_argument("--artifacts", type=Path, help="folder of wheels and source archives to read rules from")
+    predict.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args(arguments)
+    try:
+        return _predict(given)
+    except (UnknownName, FileError, RuleUnknown, ValueError) as error:
+        print(f"nfp {given.command}: {error}", file=sys.stderr)
+        return EXIT_UNKNOWN
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
+    return value
+
+
+def _release(text: str, option: str) -> Backend:
+    """A backend with a release: the installed one where none is given. Raises UnknownName."""
+    backend = parse_backend(text)
+    if backend.release:
+        return backend
+    installed = artifacts.installed_release(backend.framework)
+    if installed is None:
+        raise UnknownName(f"{option} {text}: it is not installed, so give a release: {backend.framework}==1.2.3")
+    return Backend(backend.framework, installed)
+
+
+def _attention(given: argparse.Namespace) -> Backend:
+    """--attention, else the framework's own attention package where it is installed."""
+    if given.attention:
+        return _release(given.attention, "--attention")
+    framework = parse_backend(given.backend).framework if given.backend else None
+    own = OWN_ATTENTION.get(framework or "")
+    installed = artifacts.installed_release(own) if own else None
+    if own is None or installed is None:
+        known = ", ".join(sorted(set(ALIASES.values())))
+        raise UnknownName(
+            "which attention kernels run can't be told here: give --attention FRAMEWORK==RELEASE"
+            f" (one of {known}), such as --attention flash-attn==2.8.3"
+        )
+    return Backend(own, installed)
+
+
+def _cases(given: argparse.Namespace) -> list[Case]:
+    """One case for each module of the model, at the workload that was asked for."""
+    model = catalog.model(given.model)
+    gpu = catalog.gpu(given.gpu).name
+    top_k = given.top_k or (model.moe.top_k if model.moe else None)
+    if model.moe and top_k and top_k > model.moe.experts:
+        raise UnknownName(f"--top-k {top_k}: {model.name} has {model.moe.experts} experts")
+    if model.moe and not given.backend:
+        raise UnknownName(f"{model.name} has experts: give their framework with --backend FRAMEWORK==RELEASE")
+    cases = []
+    for name in model_modules(model):
+        module: Module = name  # type: ignore[assignment]  # model_modules names modules
+        if module == "attention":
+            backend = _attention(given)
+        else:
+            backend = _release(given.backend, "--backend") if given.backend else Backend("torch", "0")
+        found = list(expand(gpu, backend, module, model.model_copy(update={"context": (given.context,)})))
+        if not found:
+            raise UnknownName(f"{backend.framework} is no {module} backend")
+        case = replace(found[0], batch=given.batch, dtype=given.dtype)
+        if module == "moe":
+            case = replace(case, top_k=top_k, routing=given.routing)
+        cases.append(case)
+    return cases
+
+
+def _predict(given: argparse.Namespace) -> int:
+    cases = _cases(given)
+    pairs: list[tuple[Case, Granularity | None]] = [
+        (case, None if case.module == "dense" else granularity_of(case, given.artifacts)) for case in cases
+    ]
+    gpu = catalog.gpu(given.gpu)
+    predicted = predict_model(pairs, datasheet(gpu.peak_flops, gpu.bandwidth), given.tolerance)
+    terms = predicted.principle
+    answer: dict[str, Any] = {
+        "gpu": gpu.name,
+        "model": cases[0].subject.name,
+        "modules": {case.module: str(case.backend) for case, _ in pairs if case.backend.framework != "torch"},
+        "batch": given.batch,
+        "context": given.context,
+        "baseline_positions": max(case.baseline_positions for case in cases),
+        "n_idle": finite(predicted.n_idle),
+        "terms": {"dense": terms.dense, "moe": terms.moe, "attention": terms.attention, "branch": terms.branch},
+        "n_max": terms.n_max,
+        "limiting": terms.limiting,
+        "tile_roofline": {
+            "n_max": predicted.tile_roofline.n_max,
+            "limiting": predicted.tile_roofline.limiting,
+            "basis": predicted.basis,
+        },
+        "granularity": {
+            g.module: {"tiles": g.tiles(), "artifact": g.artifact_file, "origin": g.origin, "warnings": list(g.warnings)}
+            for _, g in pairs
+            if g is not None
+        },
+    }
+    if given.json:
+        print(json.dumps(answer, indent=1))
+        return 0
+    idle = "unbounded" if answer["n_idle"] is None else f"{answer['n_idle']:.1f}"
+    print(f"{answer['model']} on {gpu.title}, b={given.batch}, L={given.context}, N0={answer['baseline_positions']}")
+    print(f"  idle compute     N_idle {idle}")
+    print(f"  principle        N_max {terms.n_max}, limited by {terms.limiting}")
+    for name, value in answer["terms"].items():
+        if value is not None:
+            print(f"    {name:<14} {value}")
+    roofline = answer["tile_roofline"]
+    print(f"  tile roofline    N_max {roofline['n_max']}, limited by {roofline['limiting']} ({roofline['basis']})")
+    for module, g in answer["granularity"].items():
+        ranges = ", ".join(f"{first}..{last}: {tile}" for first, last, tile in g["tiles"])
+        print(f"  {module} tiles: {ranges} rows ({g['origin']}: {g['artifact']})")
+        for warning in g["warnings"]:
+            print(f"    {warning}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""Curves that others measured and published: one module per source, read where they are installed."""
+
+from __future__ import annotations
+
+from pytest_nfp.cases import Backend, Case
+from pytest_nfp.measure.curve import Curve
+from pytest_nfp.recordings import aiconfigurator
+from pytest_nfp.recordings.errors import NoRecording
+
+__all__ = ["NoRecording", "recorded_curve", "recorded_releases"]
+
+
+def recorded_releases(gpu: str, module: str) -> list[Backend]:
+    """The backend releases that some recording holds for a GPU and module, oldest first; empty without the extra."""
+    return aiconfigurator.releases(gpu, module)
+
+
+def recorded_curve(case: Case) -> Curve:
+    """The recorded curve of a case. Raises NoRecording with the one reason."""
+    return aiconfigurator.curve(case)

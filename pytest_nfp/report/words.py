@@ -1,0 +1,37 @@
+"""How a record's numbers are said, the same way in every report."""
+
+from __future__ import annotations
+
+from pytest_nfp.records import CaseRecord
+
+
+def n_idle(case: CaseRecord) -> str:
+    """N_idle as a whole number of positions; unbounded where idle compute sets no bound."""
+    if case.n_idle is None:
+        return "unbounded" if case.n_idle_unbounded else ""
+    return f"{case.n_idle:.0f}"
+
+
+def term(case: CaseRecord, predictor: str) -> str:
+    """`64 attention`: a predictor's N_max and its limiting module."""
+    if case.predicted is None:
+        return ""
+    return f"{case.predicted[predictor]['n_max']} {case.predicted[predictor]['limiting']}"
+
+
+def n_max(case: CaseRecord) -> str:
+    """The curve's N_max; empty where there is no curve: a prediction never appears as a measurement."""
+    return str(case.n_max) if case.curve and case.n_max is not None else ""
+
+
+def interval(case: CaseRecord) -> str:
+    """`[256, 319]`, `[64, ..]` where the curve ends within the tolerance."""
+    if case.n_max_interval is None:
+        return ""
+    low, high = case.n_max_interval
+    return f"[{low}, {'..' if high is None else high}]"
+
+
+def first_exit(case: CaseRecord) -> str:
+    """n_first_exit."""
+    return str(case.n_first_exit) if case.n_first_exit is not None else ""

@@ -1,0 +1,606 @@
+"""One run: names are checked, cases asked their three questions, records and baselines collected. No pytest here."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pytest_nfp import __version__, backends, baselines, catalog, recordings, records
+from pytest_nfp.baselines import BaselineFile, CaseBaseline
+from pytest_nfp.cases import FRAMEWORKS, Backend, Case, Module, expand, parse_backend
+from pytest_nfp.catalog import Model, UnknownName
+from pytest_nfp.devices import Device, detect, find_device
+from pytest_nfp.files import FileError
+from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, granularity_of, shipped
+from pytest_nfp.measure import PROTOCOLS, Curve, sweep
+from pytest_nfp.measure.sweep import Interrupted
+from pytest_nfp.predict import Figures, Predicted, datasheet, gemm_shapes, predict_case
+from pytest_nfp.principle import Boundary, Calibration, Point, find_boundary, predict_boundary, sensitivity
+from pytest_nfp.principle.tile_roofline import Work
+from pytest_nfp.records import CaseRecord, Question, Record, TestResult
+from pytest_nfp.settings import Settings
+from pytest_nfp.verdict import (
+    Verdict,
+    agreement,
+    changes_in_words,
+    effect_in_words,
+    explain,
+    held_to,
+    judge_boundary,
+    judge_granularity,
+    judge_prediction,
+)
+
+GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""The positions measured by default; the map's edges inside the range, edge and edge + 1, come on top."""
+LONG_CURVE = 192
+"""Up to where an attention curve is measured on a CPU: past the first tile switch of its kernel."""
+
+
+@dataclass
+class Session:
+    """State of one run. `say` gets a line of progress now and then."""
+
+    settings: Settings
+    root: Path
+    say: Callable[[str], None] = lambda text: None
+    cases: dict[str, CaseRecord] = field(default_factory=dict)
+    updates: dict[tuple[str, Backend, str], BaselineFile] = field(default_factory=dict)
+    partial: bool = False
+    written_baselines: list[Path] = field(default_factory=list)
+    written_reports: list[Path] = field(default_factory=list)
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    _granularity: dict[Case, Granularity | RuleUnknown] = field(default_factory=dict)
+    _devices: dict[str, tuple[Device | None, str]] = field(default_factory=dict)
+    _figures: dict[tuple[str, str | None], Figures] = field(default_factory=dict)
+
+    # Names
+
+    def gpus(self) -> list[str]:
+        """The catalog names that are asked for. Raises UnknownName."""
+        names = [detect() if n == "auto" else n for n in self.settings.gpu]
+        return list(dict.fromkeys(n if n == "cpu" else catalog.gpu(n).name for n in names))
+
+    def check_names(self) -> None:
+        """Raise UnknownName or FileError for anything given that does not exist, before anything runs."""
+        self.gpus()
+        for name in self.settings.model:
+            catalog.model(name)
+        for text in self.settings.backend:
+            backend = parse_backend(text)
+            if backend.release:
+                self._check_release(backend)
+
+    def _check_release(self, backend: Backend) -> None:
+        stored = {b for g in catalog.gpus() for b in baselines.stored_backends(self.baseline_folder, g.name)}
+        known = backend in stored or backend.release in shipped.shipped_releases(backend.framework)
+        if known or artifacts.installed_release(backend.framework) is not None or self.settings.artifacts is not None:
+            return
+        try:
+            releases = artifacts.known_releases(backend.framework)
+        except RuleUnknown:
+            return  # Out of reach: the case will say so.
+        if backend.release not in releases:
+            near = ", ".join(artifacts.nearest(backend.release, releases))
+            raise UnknownName(
+                f"unknown release {backend.release!r} of {backend.framework}; the nearest are {near}."
+                " To use one that is on no index: --nfp-artifacts=DIR with its wheel or source archive."
+            )
+
+    @property
+    def baseline_folder(self) -> Path:
+        """--nfp-baselines, else baselines/ of the project, else those shipped with the package."""
+        if self.settings.baselines is not None:
+            return self.settings.baselines
+        own = self.root / "baselines"
+        return own if own.is_dir() else Path(__file__).parent / "shipped" / "baselines"
+
+    # Cases
+
+    def backends_for(self, gpu: str, module: Module) -> list[Backend]:
+        """What is tested: --nfp-backend, else the installed frameworks, else the releases that have baselines."""
+        frameworks = FRAMEWORKS[module]
+        if gpu == "cpu":
+            device, _ = self.device("cpu")
+            asked = [parse_backend(t) for t in self.settings.backend]
+            if asked and not any(b.framework == "torch" for b in asked):
+                return []
+            return [Backend("torch", device.torch_release if device else "0")]
+        stored = [b for b in baselines.stored_backends(self.baseline_folder, gpu) if b.framework in frameworks]
+        if self.settings.backend:
+            chosen = []
+            for text in self.settings.backend:
+                backend = parse_backend(text)
+                if backend.framework not in frameworks:
+                    continue
+                if backend.release:
+                    chosen.append(backend)
+                else:
+                    release = artifacts.installed_release(backend.framework)
+                    chosen += [Backend(backend.framework, release)] if release else [b for b in stored if b.framework == backend.framework]
+            return chosen
+        chosen = []
+        for framework in frameworks:
+            release = artifacts.installed_release(framework) if framework != "torch" else None
+            chosen += [Backend(framework, release)] if release else [b for b in stored if b.framework == framework]
+        return chosen
+
+    def subjects_for(self, gpu: str, backend: Backend) -> list[Model]:
+        """--nfp-model, else the subjects with baselines of this release, else those of the gate."""
+        if self.settings.model:
+            return [catalog.model(n) for n in self.settings.model]
+        if gpu == "cpu":
+            return [m for m in catalog.models() if m.device == "cpu"]
+        nearest = [b for b in baselines.stored_backends(self.baseline_folder, gpu) if b.framework == backend.framework]
+        chosen = backend if backend in nearest else (nearest[-1] if nearest else None)
+        names = baselines.stored_subjects(self.baseline_folder, gpu, chosen) if chosen else []
+        known = {m.name: m for m in catalog.models()}
+        return [known[n] for n in names if n in known] or [m for m in catalog.models() if m.gate]
+
+    def expand(
+        self,
+        question: Question,
+        module: Module,
+        models: Sequence[str] | None = None,
+        routing: Sequence[str] | None = None,
+    ) -> list[Case]:
+        """The cases of a module to which a question applies.
+
+        Granularity needs a tile rule; a CPU's prediction is calibrated on the machine, so its boundary alone is asked.
+        """
+        found: list[Case] = []
+        for gpu in self.gpus():
+            if gpu == "cpu" and question != "boundary" or question == "granularity" and module == "dense":
+                continue
+            for backend in self.backends_for(gpu, module):
+                subjects = [catalog.model(n) for n in models] if models else self.subjects_for(gpu, backend)
+                for subject in subjects:
+                    for case in expand(gpu, backend, module, subject):
+                        found += self._as_recorded(case)
+        keep = [
+            c
+            for c in dict.fromkeys(found)
+            if (routing is None or c.routing in routing) and self.settings.dtype in (None, c.dtype)
+        ]
+        if question == "granularity":
+            # The rule does not look at batch, context or routing: one case asks for each map.
+            return list({(c.gpu, c.backend, c.subject.name, granularity_key(c)): c for c in reversed(keep)}.values())[::-1]
+        return keep
+
+    def _as_recorded(self, case: Case) -> list[Case]:
+        """A dense FFN as its single GEMMs where recordings will answer: they hold GEMMs, not FFNs."""
+        if case.module != "dense" or case.gpu == "cpu" or not self._recorded_answers(case):
+            return [case]
+        return [replace(case, gemm=shape) for shape in dict.fromkeys(gemm_shapes(case))]
+
+    def _recorded_answers(self, case: Case) -> bool:
+        if self.settings.measure not in ("auto", "recorded"):
+            return False
+        if self.settings.measure == "auto" and self.device(case.gpu)[0] is not None:
+            return False
+        return case.backend in recordings.recorded_releases(case.gpu, case.module)
+
+    # What a case stands on
+
+    def device(self, gpu: str) -> tuple[Device | None, str]:
+        """The device, or None with the one reason."""
+        if gpu not in self._devices:
+            self._devices[gpu] = find_device(gpu)
+        return self._devices[gpu]
+
+    def granularity(self, case: Case) -> Granularity:
+        """The case's map, read once. Raises RuleUnknown."""
+        same = replace(case, batch=1, context=None, routing=None, gemm=None)
+        if same not in self._granularity:
+            try:
+                self._granularity[same] = granularity_of(case, self.settings.artifacts)
+            except RuleUnknown as reason:
+                self._granularity[same] = reason
+        found = self._granularity[same]
+        if isinstance(found, RuleUnknown):
+            raise found
+        return found
+
+    def figures(self, case: Case) -> Figures:
+        """Datasheet of a GPU; of the CPU, the calibration of the case's kernel, made at the first use."""
+        key = (case.gpu, case.kernel)
+        if key not in self._figures:
+            if case.gpu == "cpu":
+                from pytest_nfp.measure.calibrate import load_or_calibrate
+
+                device, reason = self.device("cpu")
+                if device is None:
+                    raise RuleUnknown(reason)
+                folder = artifacts.cache_folder("calibrations")
+                calibration = load_or_calibrate(device, folder, self.settings.seed, self.say)
+                self._figures[key] = calibration.figures(case.kernel or "")
+            else:
+                gpu = catalog.gpu(case.gpu)
+                self._figures[key] = datasheet(gpu.peak_flops, gpu.bandwidth)
+        return self._figures[key]
+
+    def predicted(self, case: Case) -> tuple[Predicted, Granularity | None]:
+        """Both predictors. Raises RuleUnknown where the tile rule is needed and unknown."""
+        granularity = None if case.module == "dense" else self.granularity(case)
+        return predict_case(case, self.figures(case), granularity, self.settings.tolerance), granularity
+
+    def baseline(self, case: Case) -> tuple[BaselineFile, str, bool] | None:
+        """The stored file to hold a case to, its name, and whether it is of exactly this release."""
+        for gpu in self._baseline_gpus(case):
+            if found := baselines.load_nearest(self.baseline_folder, gpu, case.backend, case.subject.name):
+                file, backend = found
+                return file, f"the baseline of {backend}", backend == case.backend
+        return None
+
+    def _baseline_gpus(self, case: Case) -> list[str]:
+        if case.gpu != "cpu":
+            return [case.gpu]
+        device, _ = self.device("cpu")
+        if device is None:
+            return ["cpu"]
+        from pytest_nfp.measure.calibrate import identity_slug
+
+        return [f"cpu-{identity_slug(device.identity)}", "cpu"]
+
+    # The three questions
+
+    def check_granularity(self, case: Case) -> Verdict:
+        """Does this release still map tokens to the same tiles, through the same kernel?"""
+        try:
+            predicted, granularity = self.predicted(case)
+        except RuleUnknown as reason:
+            return self._note(case, "granularity", Verdict("UNDECIDED", (f"the rule is unknown: {reason}",)))
+        assert granularity is not None
+        stored = self.baseline(case)
+        tiles = stored[0].granularity.get(granularity_key(case)) if stored else None
+        effect = effect_in_words(predicted, stored[0].cases.get(case.key) if stored else None)
+        verdict = judge_granularity(granularity, tiles, stored[1] if stored else "", effect)
+        verdict = self._require_baseline(verdict, tiles is not None)
+        if self._is_update(stored, tiles is not None, verdict):
+            file = self._update_file(case)
+            file.granularity[granularity_key(case)] = baselines.tiles_of(granularity)
+            file.provenance |= {"artifact": granularity.artifact_file, "sha256": granularity.artifact_sha256}
+            verdict = Verdict("PASS", ("baseline written",))
+        return self._note(case, "granularity", verdict, predicted, granularity)
+
+    def check_prediction(self, case: Case) -> Verdict:
+        """Is the predicted N_max what the baseline says?"""
+        try:
+            predicted, granularity = self.predicted(case)
+        except RuleUnknown as reason:
+            return self._note(case, "prediction", Verdict("UNDECIDED", (f"the rule is unknown: {reason}",)))
+        stored = self.baseline(case)
+        known = stored[0].cases.get(case.key) if stored else None
+        changes = []
+        if stored and granularity and (tiles := stored[0].granularity.get(granularity_key(case))):
+            changes = changes_in_words(tiles, granularity)
+        verdict = judge_prediction(predicted, known, stored[1] if stored else "", changes)
+        has_baseline = known is not None and known.predicted is not None
+        verdict = self._require_baseline(verdict, has_baseline)
+        if self._is_update(stored, has_baseline, verdict):
+            entry = self._update_case(case)
+            entry.predicted = baselines.PredictedTerms.model_validate(predicted.as_dict())
+            verdict = Verdict("PASS", ("baseline written",))
+        return self._note(case, "prediction", verdict, predicted, granularity)
+
+    def check_boundary(self, case: Case) -> Verdict:
+        """Does the curve leave the tolerance where prediction and baseline say?"""
+        try:
+            predicted, granularity = self.predicted(case)
+        except RuleUnknown as reason:
+            return self._note(case, "boundary", Verdict("UNDECIDED", (f"the rule is unknown: {reason}",)))
+        try:
+            curve, why_not = self._curve(case, granularity)
+        except Interrupted as interrupted:
+            self.partial = True
+            interrupted_verdict = Verdict("UNDECIDED", ("interrupted while it was measured",))
+            boundary = _boundary(interrupted.curve, self.settings.tolerance)
+            self._note(case, "boundary", interrupted_verdict, predicted, granularity, interrupted.curve, boundary)
+            raise
+        if curve is None:
+            return self._note(case, "boundary", Verdict(why_not.outcome, why_not.reasons), predicted, granularity)
+        return self._judge(case, curve, predicted, self.figures(case), granularity)
+
+    def _judge(
+        self, case: Case, curve: Curve, predicted: Predicted, figures: Figures, granularity: Granularity | None
+    ) -> Verdict:
+        boundary = _boundary(curve, self.settings.tolerance)
+        if boundary is None:
+            verdict = Verdict("INVALID" if curve.invalid else "UNDECIDED", curve.invalid or ("no point was measured",))
+            return self._note(case, "boundary", verdict, predicted, granularity, curve)
+        stored = self.baseline(case)
+        # A measured boundary is held to one of the same release alone: another release is what it may differ by.
+        known = stored[0].cases.get(case.key) if stored and stored[2] else None
+        verdict = judge_boundary(
+            case, curve, boundary, predicted, figures, granularity, known, self.settings.match_tolerance
+        )
+        has_baseline = known is not None and known.measured is not None
+        verdict = self._require_baseline(verdict, has_baseline)
+        exact = stored if stored and stored[2] else None
+        is_sure = not curve.invalid and not boundary.undecided
+        if self.settings.update and not is_sure and (not has_baseline or self.settings.update == "all"):
+            refused = f"no baseline was written: {verdict.outcome}, a boundary must be sure before it is stored"
+            verdict = Verdict(verdict.outcome, (*verdict.reasons, refused))
+        elif is_sure and self._is_update(exact, has_baseline, verdict):
+            predictor, n = held_to(predicted, figures)
+            agrees = agreement(case, curve, boundary, n, n, self.settings.match_tolerance) == "agrees"
+            because = f"{predictor} {n}: {figures.cause or explain(case, curve, boundary, n, granularity)}"
+            entry = self._update_case(case)
+            entry.measured = baselines.measured_of(curve, boundary, agrees, because)
+            verdict = Verdict("PASS", ("baseline written" + ("" if agrees else f", prediction deviates: {because}"),))
+        return self._note(case, "boundary", verdict, predicted, granularity, curve, boundary)
+
+    def _curve(self, case: Case, granularity: Granularity | None) -> tuple[Curve | None, Verdict]:
+        """A curve from the device or a recording, or a verdict that says in one reason why there is none."""
+        mode = self.settings.measure
+        if mode == "none":
+            return None, Verdict("SKIPPED", ("--nfp-measure=none",))
+        device, absent = (None, "") if mode == "recorded" else self.device(case.gpu)
+        if device is not None:
+            try:
+                prepared = backends.prepare(case, self.settings.seed, device.cache_bytes)
+            except backends.Unsupported as reason:
+                return None, Verdict("SKIPPED", (str(reason),))
+            protocol = PROTOCOLS[self.settings.protocol]
+            grid = positions_to_measure(case, granularity)
+
+            def measured() -> Curve:
+                return sweep(
+                    prepared.forward,
+                    grid,
+                    device,
+                    protocol,
+                    self.settings.tolerance,
+                    case.baseline_positions,
+                    self.settings.seed,
+                    prepared.kernel,
+                    lambda text: self.say(f"{case.key}: {text}"),
+                )
+
+            with device_lock(case.gpu):
+                curve = measured()
+                if curve.invalid and not curve.unsupported:
+                    # Load and drift pass: once more before the case is given up.
+                    self.say(f"{case.key}: {curve.invalid[0]}; measured again")
+                    curve = measured()
+            return curve, Verdict("PASS")
+        if mode == "device":
+            return None, Verdict("SKIPPED", (absent,))
+        try:
+            return recordings.recorded_curve(case), Verdict("PASS")
+        except recordings.NoRecording as reason:
+            return None, Verdict("SKIPPED", (f"{absent}; {reason}" if absent else str(reason),))
+
+    # A user's own kernel
+
+    def sweep_own(
+        self,
+        make_forward: Callable[[int], Callable[[], object]],
+        positions: Sequence[int] | None,
+        baseline_positions: int,
+        name: str,
+    ) -> Curve:
+        """Measure a user's own forward on the device of --nfp-gpu. Raises LookupError where it is not here."""
+        gpu = self.gpus()[0]
+        device, absent = self.device(gpu)
+        if device is None:
+            raise LookupError(absent)
+        protocol = PROTOCOLS[self.settings.protocol]
+        with device_lock(gpu):
+            return sweep(
+                make_forward,
+                positions or [*GRID, 33, 65, 96, 128],
+                device,
+                protocol,
+                self.settings.tolerance,
+                baseline_positions,
+                self.settings.seed,
+                name,
+                lambda text: self.say(f"{name}: {text}"),
+            )
+
+    def check_own(self, curve: Curve, granularity: int | None, name: str) -> Verdict:
+        """Hold a user's curve to its granularity (N_max = rows of a tile) and to its stored baseline."""
+        gpu = self.gpus()[0]
+        subject = Model(name=name, hidden=1, source="own kernel")
+        case = Case(gpu, Backend("own", "0"), "attention", subject, "bf16")
+        boundary = _boundary(curve, self.settings.tolerance)
+        grid_end = curve.points[-1].positions if curve.points else 1
+        n = granularity if granularity is not None else grid_end
+        figures = Figures(1, 1, Calibration(1, 1), "datasheet", granularity is not None, "no granularity was given")
+        from pytest_nfp.principle import closed_form
+
+        flat = predict_boundary({"own": lambda _: Work(1, 1)}, Calibration(1, 1), positions=[1])
+        predicted = Predicted(math.inf, closed_form(attention=n), flat, "given by the test")
+        if boundary is None:
+            verdict = Verdict("INVALID" if curve.invalid else "UNDECIDED", curve.invalid or ("no point was measured",))
+            return self._note(case, "boundary", verdict, predicted, None, curve)
+        return self._judge(case, curve, predicted, figures, None)
+
+    # Baselines and records
+
+    def _require_baseline(self, verdict: Verdict, has_baseline: bool) -> Verdict:
+        if self.settings.require_baseline and not has_baseline and not self.settings.update:
+            return Verdict("FAIL", (*verdict.reasons, "no baseline, and --nfp-require-baseline asks for one"))
+        return verdict
+
+    def _is_update(self, stored: tuple[BaselineFile, str, bool] | None, has_entry: bool, verdict: Verdict) -> bool:
+        exact = stored is not None and stored[2] and has_entry
+        match self.settings.update:
+            case "missing":
+                return not exact
+            case "changed":
+                return exact and verdict.outcome == "FAIL"
+            case "all":
+                return True
+            case None:
+                return False
+
+    def _update_file(self, case: Case) -> BaselineFile:
+        gpu = self._baseline_gpus(case)[0]
+        key = (gpu, case.backend, case.subject.name)
+        if key not in self.updates:
+            found = baselines.load(self.baseline_folder, gpu, case.backend, case.subject.name)
+            self.updates[key] = found or baselines.new_file(gpu, case.backend, case.subject.name)
+        return self.updates[key]
+
+    def _update_case(self, case: Case) -> CaseBaseline:
+        file = self._update_file(case)
+        return file.cases.setdefault(case.key, CaseBaseline(baseline_positions=case.baseline_positions))
+
+    def write_baselines(self) -> list[Path]:
+        """Write what --nfp-update collected; the paths whose text changed."""
+        return baselines.write(self.baseline_folder, [(backend, f) for (_, backend, _), f in self.updates.items()])
+
+    def absorb_updates(self, files: Sequence[dict[str, Any]]) -> None:
+        """Take over what a worker collected: its entries are added to those already here."""
+        for data in files:
+            backend = parse_any_backend(data["backend"])
+            file = BaselineFile.model_validate(data)
+            mine = self.updates.setdefault((file.gpu, backend, file.subject), file)
+            mine.granularity |= file.granularity
+            for key, entry in file.cases.items():
+                known = mine.cases.setdefault(key, entry)
+                known.predicted = entry.predicted or known.predicted
+                known.measured = entry.measured or known.measured
+
+    def add_case(self, record: CaseRecord) -> None:
+        """Take over a case's record, from here or from a worker."""
+        self.cases[record.id] = records.merge_case(self.cases.get(record.id), record)
+
+    def _note(
+        self,
+        case: Case,
+        question: Question,
+        verdict: Verdict,
+        predicted: Predicted | None = None,
+        granularity: Granularity | None = None,
+        curve: Curve | None = None,
+        boundary: Boundary | None = None,
+    ) -> Verdict:
+        record = CaseRecord(
+            id=case.id,
+            gpu=case.gpu,
+            backend=str(case.backend),
+            module=case.module,
+            subject=case.subject.name,
+            workload=case.key,
+            kind="predicted",
+            outcome=verdict.outcome,
+            tests={question: TestResult(outcome=verdict.outcome, reasons=list(verdict.reasons))},
+            baseline_positions=case.baseline_positions,
+        )
+        if predicted is not None:
+            record.n_idle = records.finite(predicted.n_idle)
+            record.n_idle_unbounded = record.n_idle is None
+            record.predicted = predicted.as_dict()
+            record.basis = predicted.basis
+            record.n_max = predicted.principle.n_max
+        if granularity is not None:
+            record.granularity = {
+                "kernel": granularity.kernel,
+                "tiles": granularity.tiles(),
+                "source": ", ".join(dict.fromkeys(r.source for r in granularity.ranges)),
+                "artifact": granularity.artifact_file,
+                "sha256": granularity.artifact_sha256,
+                "origin": granularity.origin,
+                "warnings": list(granularity.warnings),
+            }
+        if curve is not None:
+            record.kind = "recorded" if curve.kind == "recorded" else "measured"
+            record.n_max = record.n_max_interval = record.n_first_exit = None
+            record.curve = [(p.positions, round(p.latency_us, 2)) for p in curve.points]
+            record.ratios = [
+                (p.positions, round(p.ratio_low, 4), round(p.ratio_high, 4))
+                for p in curve.points
+                if p.ratio_low is not None and p.ratio_high is not None and math.isfinite(p.ratio_high)
+            ]
+            record.source, record.kernel = curve.source, curve.kernel
+            record.counts, record.trust = curve.counts, curve.trust
+            record.baseline_positions = curve.baseline_positions
+            if boundary is not None:
+                record.n_max, record.n_max_interval = boundary.n_max, boundary.n_max_interval
+                record.n_first_exit = boundary.n_first_exit
+                record.sensitivity = {
+                    f"{t:.2f}": b.n_max for t, b in sensitivity(curve.points, curve.baseline_positions).items()
+                }
+        self.add_case(records.summarise(record))
+        return verdict
+
+    def records(self) -> list[Record]:
+        """One record for each GPU of the run, its cases in the order they were met."""
+        out = []
+        for gpu in dict.fromkeys(c.gpu for c in self.cases.values()):
+            device = self._devices.get(gpu, (None, ""))[0]
+            machine: dict[str, Any] = {} if device is None else {"title": device.title, **device.identity, **device.notes}
+            cases = [c for c in self.cases.values() if c.gpu == gpu]
+            if gpu != "cpu" and not any(c.kind == "measured" for c in cases):
+                machine = {"title": f"{catalog.gpu(gpu).title}: nothing was measured here"}
+            out.append(
+                Record(
+                    schema=records.SCHEMA,
+                    tool=f"pytest-nfp {__version__}",
+                    gpu=gpu,
+                    started=self.started,
+                    partial=self.partial,
+                    tolerance=self.settings.tolerance,
+                    match_tolerance=self.settings.match_tolerance,
+                    protocol=self.settings.protocol,
+                    seed=self.settings.seed,
+                    machine=machine,
+                    cases=cases,
+                )
+            )
+        return out
+
+
+def granularity_key(case: Case) -> str:
+    """The name of a map inside a baseline file: moe-bf16, with k where the subject sweeps it."""
+    sweeps_k = case.top_k is not None and len(case.subject.top_k) > 1
+    return f"{case.module}-{case.dtype}" + (f"-k{case.top_k}" if sweeps_k else "")
+
+
+def positions_to_measure(case: Case, granularity: Granularity | None) -> list[int]:
+    """N0, the default grid, and the map's edges (edge, edge + 1) in positions as far as the grid reaches."""
+    base = case.baseline_positions
+    grid = {base, *(n for n in GRID if n >= base), *(base * f for f in (2, 3, 4, 6, 8, 12, 16) if base > 1)}
+    if case.module == "attention":
+        grid |= {96, 128, LONG_CURVE - 1, LONG_CURVE}
+    end = max(grid)
+    if granularity is not None and granularity.has_tiles:
+        group = case.subject.attention.group if granularity.packed and case.subject.attention else 1
+        per_position = group if case.module == "attention" else case.batch
+        for count in [*granularity.edges(), granularity.tile(base * per_position)]:
+            grid |= {n for n in (count // per_position, count // per_position + 1) if base <= n <= end}
+    if base > 1:
+        # Below N0 the curve shows how coverage grows; it takes no part in the boundary.
+        grid |= {n for n in (1, 2, 4) if n < base}
+    return sorted(grid)
+
+
+def parse_any_backend(text: str) -> Backend:
+    """A backend as a baseline file names it, including `own`."""
+    framework, _, release = text.partition("==")
+    return Backend(framework, release)
+
+
+def device_lock(gpu: str) -> Any:
+    """One measurement on a device at a time, whoever asks: processes of this machine wait for each other."""
+    from filelock import FileLock
+
+    return FileLock(Path(tempfile.gettempdir()) / f"pytest-nfp-{gpu}.lock")
+
+
+def _boundary(curve: Curve, tolerance: float) -> Boundary | None:
+    points: list[Point] = list(curve.points)
+    if not any(p.positions == curve.baseline_positions for p in points):
+        return None
+    return find_boundary(points, tolerance, curve.baseline_positions)
+
+
+__all__ = ["FileError", "Session", "UnknownName", "granularity_key", "positions_to_measure"]

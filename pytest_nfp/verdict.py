@@ -1,0 +1,213 @@
+"""Outcome and reasons of one case: granularity and prediction held to the baseline, the boundary to both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_nfp.baselines import CaseBaseline, Tiles
+from pytest_nfp.cases import Case
+from pytest_nfp.granularity import Granularity, changed_ranges
+from pytest_nfp.measure.calibrate import sweep_step
+from pytest_nfp.measure.curve import Curve
+from pytest_nfp.predict import Figures, Predicted
+from pytest_nfp.principle import Boundary
+from pytest_nfp.principle.agreement import Agreement, compare, match_slack
+
+Outcome = Literal["PASS", "FAIL", "UNDECIDED", "INVALID", "UNSUPPORTED", "SKIPPED"]
+SEVERITY: tuple[Outcome, ...] = ("FAIL", "INVALID", "UNDECIDED", "UNSUPPORTED", "PASS", "SKIPPED")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An outcome with its reasons in words."""
+
+    outcome: Outcome
+    reasons: tuple[str, ...] = ()
+
+
+def worst(outcomes: list[Outcome]) -> Outcome:
+    """The outcome that stands for several: a failure before anything, skipped only if all are."""
+    return min(outcomes, key=SEVERITY.index, default="SKIPPED")
+
+
+def changes_in_words(before: Tiles, after: Granularity) -> list[str]:
+    """"33..96 tokens: 16 to 32 rows" for every range that changed."""
+    unit = "packed query rows" if after.packed else "query rows" if after.module == "attention" else "tokens"
+    return [
+        f"{first}..{last} {unit}: {old} to {new} rows"
+        for first, last, old, new in changed_ranges([list(t) for t in before.tiles], after.tiles())
+    ]
+
+
+def judge_granularity(granularity: Granularity, baseline: Tiles | None, baseline_name: str, effect: str) -> Verdict:
+    """The map must be the baseline's, tile for tile, through the same kernel.
+
+    effect: what a change does to N_max, said beside it.
+    """
+    if baseline is None:
+        return Verdict("PASS", ("no baseline for this map: nothing is held to it (--nfp-update=missing stores it)",))
+    changes = changes_in_words(baseline, granularity)
+    if granularity.kernel != baseline.kernel:
+        changes.append(f"kernel: {baseline.kernel} to {granularity.kernel}")
+    if changes:
+        return Verdict("FAIL", (f"granularity changed against {baseline_name}: {'; '.join(changes)}; {effect}",))
+    now = ", ".join(dict.fromkeys(r.source for r in granularity.ranges))
+    if now != baseline.source:
+        return Verdict("PASS", (f"same tiles from another source: {baseline.source} in {baseline_name}, {now} now",))
+    return Verdict("PASS")
+
+
+def effect_in_words(predicted: Predicted, baseline: CaseBaseline | None) -> str:
+    """"N_max 64 to 32 by the principle (branch), 176 to 512 by the tile roofline"."""
+    if baseline is None or baseline.predicted is None:
+        return f"N_max is {predicted.principle.n_max} by the principle"
+    old = baseline.predicted
+    parts = [
+        f"{before.n_max} to {after_n} by the {name} ({after_limit} limits)"
+        for name, before, after_n, after_limit in (
+            ("principle", old.principle, predicted.principle.n_max, predicted.principle.limiting),
+            ("tile roofline", old.tile_roofline, predicted.tile_roofline.n_max, predicted.tile_roofline.limiting),
+        )
+    ]
+    return "N_max " + ", ".join(parts)
+
+
+def judge_prediction(
+    predicted: Predicted, baseline: CaseBaseline | None, baseline_name: str, changes: list[str]
+) -> Verdict:
+    """Both predictors must give what the baseline says. changes: the tile changes behind a difference, in words."""
+    if baseline is None or baseline.predicted is None:
+        return Verdict("PASS", ("no baseline for this case: nothing is held to it (--nfp-update=missing stores it)",))
+    if predicted.as_dict() == baseline.predicted.model_dump():
+        return Verdict("PASS")
+    cause = f" because of {'; '.join(changes)}" if changes else ""
+    return Verdict("FAIL", (f"prediction changed against {baseline_name}: {effect_in_words(predicted, baseline)}{cause}",))
+
+
+def held_to(predicted: Predicted, figures: Figures) -> tuple[str, int]:
+    """The predictor that a boundary is held to: tile roofline where calibrated, else the closed form."""
+    if figures.basis == "datasheet":
+        return "principle", predicted.principle.n_max
+    return "tile roofline", predicted.tile_roofline.n_max
+
+
+def agreement(
+    case: Case, curve: Curve, boundary: Boundary, low: int, high: int | None, match_tolerance: float
+) -> Agreement:
+    """Hold a boundary to an expected interval within the match tolerance."""
+    at = low if high is None else high
+    slack = match_slack(at, sweep_step(curve.points, at), case.granule, match_tolerance)
+    return compare(boundary.n_max_interval, low, high, slack, decided=not boundary.undecided)
+
+
+def judge_boundary(
+    case: Case,
+    curve: Curve,
+    boundary: Boundary,
+    predicted: Predicted,
+    figures: Figures,
+    granularity: Granularity | None,
+    baseline: CaseBaseline | None,
+    match_tolerance: float,
+) -> Verdict:
+    """Hold a curve's boundary to the prediction and to the stored boundary; the worse of the two is the outcome."""
+    if curve.invalid:
+        return Verdict("INVALID", curve.invalid)
+    reasons: list[str] = []
+    outcomes: list[Outcome] = []
+    predictor, n = held_to(predicted, figures)
+    said = f"{curve.kind} N_max {interval_in_words(boundary)}, {predictor} {n}"
+    found = agreement(case, curve, boundary, n, n, match_tolerance)
+    stored = baseline.measured if baseline is not None else None
+    if stored is not None and stored.prediction == "deviates":
+        if found == "agrees":
+            outcomes.append("FAIL")
+            reasons.append(f"{said}: they agree, but the baseline says the prediction deviates ({stored.because}); update it")
+        else:
+            outcomes.append("PASS" if found == "differs" else "UNDECIDED")
+            reasons.append(f"{said}: deviates, as the baseline says: {stored.because}")
+    elif not figures.describes and stored is None:
+        outcomes.append("UNDECIDED")
+        reasons.append(
+            f"{said}: held to nothing, the {predictor} does not describe this kernel ({figures.cause}), and there is no"
+            " baseline (--nfp-update=missing stores one)"
+        )
+    elif not figures.describes:
+        reasons.append(f"{said}: not held to it, the {predictor} does not describe this kernel ({figures.cause})")
+    elif found == "differs":
+        outcomes.append("FAIL")
+        reasons.append(f"{said}: they differ. {explain(case, curve, boundary, n, granularity)}")
+    else:
+        outcomes.append("PASS" if found == "agrees" else "UNDECIDED")
+        if found == "undecided":
+            reasons.append(f"{said}: noise leaves N = {', '.join(map(str, boundary.undecided))} open")
+    if stored is not None:
+        low, high = stored.interval
+        match agreement(case, curve, boundary, low, high, match_tolerance):
+            case "differs":
+                outcomes.append("FAIL")
+                way = "shrank" if boundary.n_max < stored.n_max else "grew"
+                reasons.append(f"N_max {way} against the baseline: {stored.n_max} to {interval_in_words(boundary)}")
+                was = {n: us for n, us in stored.curve}
+                now = {p.positions: p.latency_us for p in curve.points}
+                base = curve.baseline_positions
+                if way == "shrank" and base in was and now[base] < 0.9 * was[base]:
+                    reasons.append(f"T(N0) fell from {was[base]:.1f} to {now[base]:.1f} us: a speed-up alone shrinks N_max")
+            case "undecided":
+                outcomes.append("UNDECIDED")
+                reasons.append("noise is too large to tell whether N_max is the baseline's")
+            case "agrees":
+                outcomes.append("PASS")
+    elif figures.describes:
+        reasons.append("no baseline for this boundary")
+    if boundary.has_hole:
+        reasons.append(
+            f"the curve has a hole: it leaves {boundary.n_first_exit} and is back within tolerance up to {boundary.n_max}"
+        )
+    reasons += [f"N={n} unsupported: {why}" for n, why in curve.unsupported.items()]
+    return Verdict(worst(outcomes), tuple(reasons))
+
+
+def interval_in_words(boundary: Boundary) -> str:
+    """"256", "256 to 319", "at least 64"."""
+    low, high = boundary.n_max_interval
+    if high is None:
+        return f"at least {low}"
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def explain(case: Case, curve: Curve, boundary: Boundary, predicted: int, granularity: Granularity | None) -> str:
+    """The cause of a difference as far as the curve and the map show it."""
+    points = {p.positions: p.latency_us for p in curve.points}
+    base = points[curve.baseline_positions]
+    n_max = boundary.n_max
+    if granularity is not None and granularity.kernel == "triton" and curve.kind == "recorded" and not _is_triton(curve.kernel):
+        return f"What ran is {curve.kernel}; the tile rule describes the Triton path."
+    if n_max > predicted:
+        causes = []
+        if granularity is not None and case.module == "moe":
+            switches = [m for m in granularity.edges() if predicted <= m // case.batch < n_max]
+            causes = [
+                f"{granularity.tile(m)} to {granularity.tile(m + 1)} rows at M={m}"
+                for m in switches
+            ]
+        if causes:
+            return f"The closed form ends where the tile switches; the curve is within tolerance past {', '.join(causes)}: these switches are free here."
+        return f"The curve is within tolerance past the predicted boundary: T({n_max}) is {points[n_max] / base:.2f} T(N0)."
+    after = min((n for n in points if n > n_max), default=None)
+    if after is None:
+        return "The curve ends before the prediction."
+    step = points[after] / points[n_max]
+    what = f"T grows {step:.2f}x from N={n_max} to {after}, to {points[after] / base:.2f} T(N0)"
+    if step > 1.15 and after == n_max + 1:
+        return f"{what}: one more position, so the library switches kernels there."
+    if case.module == "dense":
+        gained = (after - curve.baseline_positions) * case.batch
+        return f"{what}: the GEMM reaches less of the peak than the closed form assumes ({gained} more rows cost that)."
+    return f"{what}, before the predicted boundary."
+
+
+def _is_triton(kernel: str) -> bool:
+    # vLLM's older tables call the Triton path vllm_fused_moe.
+    return "triton" in kernel or kernel == "vllm_fused_moe"

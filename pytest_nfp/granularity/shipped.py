@@ -1,6 +1,6 @@
 """The shipped table: maps of the releases that the shipped baselines name, for use without an index or an installation.
 
-Written by `python -m pytest_nfp.granularity.shipped`, from the releases' own rules; every entry carries the archive's
+Written by `python -m pytest_nfp.granularity.refresh`, from the releases' own rules; every entry carries the archive's
 file and sha256. A map from the table is marked as such (`origin`), so that nobody takes it for a fresh reading.
 """
 
@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pytest_nfp.files import read_yaml, write_atomically
+from pytest_nfp.files import read_yaml
 from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown
 
 TABLE = Path(__file__).with_name("shipped.yaml")
 HEADER = """\
 # Piecewise maps of released granularity rules: [first, last, tile, source, key of a tuned file].
-# Written by `python -m pytest_nfp.granularity.shipped`; each with the archive it was read from.
+# Written by `python -m pytest_nfp.granularity.refresh`; each with the archive it was read from.
 """
 Whole = Annotated[int, Field(gt=0)]
 
@@ -138,15 +138,3 @@ def table_text(maps: list[tuple[Granularity, dict[str, int]]]) -> str:
             row["warnings"] = dict(sorted(entry["warnings"].items()))
         rows.append(row)
     return HEADER + yaml.safe_dump({"schema": 1, "maps": rows}, sort_keys=False, default_flow_style=None, width=150)
-
-
-def main() -> None:
-    """Read every map that the shipped baselines name afresh from the releases, and write the table."""
-    from pytest_nfp.granularity.wanted import shipped_wanted
-
-    write_atomically(TABLE, table_text(shipped_wanted()))
-    print(f"wrote {TABLE}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,16 @@
-"""Which maps the shipped table holds: the gate's releases on the paper's GPUs, and the recorded releases on theirs."""
+"""Write the shipped table afresh, from the releases' own rules: python -m pytest_nfp.granularity.refresh.
+
+It holds the gate's releases on the paper's GPUs, and the recorded releases on theirs.
+"""
 
 from __future__ import annotations
 
 from pytest_nfp import catalog
 from pytest_nfp.cases import Backend, expand
+from pytest_nfp.files import write_atomically
 from pytest_nfp.granularity import granularity_of, shape_of
 from pytest_nfp.granularity.maps import Granularity
+from pytest_nfp.granularity.shipped import TABLE, table_text
 
 GATE = {
     "gpus": ("h20", "a800", "h800"),
@@ -44,3 +49,13 @@ def shipped_wanted() -> list[tuple[Granularity, dict[str, int]]]:
             for case in expand(gpu, backend, module, model):
                 maps.append((granularity_of(case, use_table=False), shape_of(case)))
     return maps
+
+
+def main() -> None:
+    """Read every wanted map from its release and write the table."""
+    write_atomically(TABLE, table_text(shipped_wanted()))
+    print(f"wrote {TABLE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -56,6 +56,7 @@ class Session:
     written_reports: list[Path] = field(default_factory=list)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     _granularity: dict[Case, Granularity | RuleUnknown] = field(default_factory=dict)
+    _baselines: dict[tuple[str, Backend, str], tuple[BaselineFile, Backend] | None] = field(default_factory=dict)
     _devices: dict[str, tuple[Device | None, str]] = field(default_factory=dict)
     _figures: dict[tuple[str, str | None], Figures] = field(default_factory=dict)
 
@@ -232,7 +233,10 @@ class Session:
     def baseline(self, case: Case) -> tuple[BaselineFile, str, bool] | None:
         """The stored file to hold a case to, its name, and whether it is of exactly this release."""
         for gpu in self._baseline_gpus(case):
-            if found := baselines.load_nearest(self.baseline_folder, gpu, case.backend, case.subject.name):
+            key = (gpu, case.backend, case.subject.name)
+            if key not in self._baselines:
+                self._baselines[key] = baselines.load_nearest(self.baseline_folder, *key)
+            if found := self._baselines[key]:
                 file, backend = found
                 return file, f"the baseline of {backend}", backend == case.backend
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_nfp import catalog
 from pytest_nfp.baselines import CaseBaseline, Tiles
 from pytest_nfp.cases import Case
 from pytest_nfp.granularity import Granularity, changed_ranges
@@ -64,7 +65,7 @@ def effect_in_words(predicted: Predicted, baseline: CaseBaseline | None) -> str:
         return f"N_max is {predicted.principle.n_max} by the principle"
     old = baseline.predicted
     parts = [
-        f"{before.n_max} to {after_n} by the {name} ({after_limit} limits)"
+        (f"{before.n_max} to {after_n}" if before.n_max != after_n else f"stays {after_n}") + f" by the {name} ({after_limit} limits)"
         for name, before, after_n, after_limit in (
             ("principle", old.principle, predicted.principle.n_max, predicted.principle.limiting),
             ("tile roofline", old.tile_roofline, predicted.tile_roofline.n_max, predicted.tile_roofline.limiting),
@@ -202,9 +203,15 @@ def explain(case: Case, curve: Curve, boundary: Boundary, predicted: int, granul
     what = f"T grows {step:.2f}x from N={n_max} to {after}, to {points[after] / base:.2f} T(N0)"
     if step > 1.15 and after == n_max + 1:
         return f"{what}: one more position, so the library switches kernels there."
-    if case.module == "dense":
-        gained = (after - curve.baseline_positions) * case.batch
-        return f"{what}: the GEMM reaches less of the peak than the closed form assumes ({gained} more rows cost that)."
+    if case.gemm is not None and case.gpu != "cpu":
+        n, k = case.gemm
+        gpu = catalog.gpu(case.gpu)
+        compute_us = 2 * after * case.batch * n * k / gpu.peak_flops * 1e6
+        bytes_us = case.bytes_per_element * n * k / gpu.bandwidth * 1e6
+        return (
+            f"{what}: at N={after} the datasheet floors are {compute_us:.1f} us of compute and {bytes_us:.1f} us of weight"
+            f" bytes, {curve.kind} are {points[after]:.1f} us, so the kernel leaves its roofline before the balance point."
+        )
     return f"{what}, before the predicted boundary."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -133,7 +134,7 @@ def gpu(name: str) -> Gpu:
         if name.lower() in {n.lower() for n in (g.name, *g.aliases, *g.driver_names)}:
             return g
     raise UnknownName(
-        unknown("GPU", name, [n for g in gpus() for n in (g.name, *g.aliases)], "add it to pytest_nfp/catalog/gpus.yaml")
+        unknown("GPU", name, [g.name for g in gpus()], "add it to pytest_nfp/catalog/gpus.yaml")
     )
 
 
@@ -148,14 +149,19 @@ def model(name: str) -> Model:
         if name.lower() in {n.lower() for n in (m.name, *m.aliases)}:
             return m
     how = "give the path of its Hugging Face config.json, or add it to pytest_nfp/catalog/models.yaml"
-    raise UnknownName(unknown("model", name, [n for m in models() for n in (m.name, *m.aliases)], how))
+    raise UnknownName(unknown("model", name, [m.name for m in models()], how))
 
 
 def unknown(what: str, value: str, known: Iterable[str], how_to_add: str) -> str:
     """The one wording of every unknown name: the value, what comes near it, what there is, how to add one."""
     names = sorted(set(known), key=str.lower)
-    near = difflib.get_close_matches(value.lower(), [n.lower() for n in names], n=3, cutoff=0.5)
-    shown = [n for n in names if n.lower() in near]
+    # A short value is near a long name's family: llada-2.1-mini for lada.
+    families: dict[str, list[str]] = {}
+    for n in names:
+        families.setdefault(n.lower(), []).append(n)
+        families.setdefault(re.split(r"[-./]", n.lower())[0], []).append(n)
+    near = difflib.get_close_matches(value.lower(), families, n=4, cutoff=0.6)
+    shown = list(dict.fromkeys(n for family in near for n in families[family]))[:4]
     text = f"unknown {what} {value!r}"
     if shown:
         text += f"; did you mean {', '.join(shown)}?"

@@ -120,7 +120,9 @@ def stored_subjects(folder: Path, gpu: str, backend: Backend) -> list[str]:
 def tiles_of(granularity: Granularity) -> Tiles:
     """A map as it is stored."""
     sources = list(dict.fromkeys(r.source for r in granularity.ranges))
-    return Tiles(kernel=granularity.kernel, source=", ".join(sources), tiles=[(a, b, t) for a, b, t in granularity.tiles()])
+    return Tiles(
+        kernel=granularity.kernel, source=", ".join(sources), tiles=[(a, b, t) for a, b, t in granularity.tiles()]
+    )
 
 
 def measured_of(curve: Curve, boundary: Boundary, agrees: bool, because: str) -> Measured:

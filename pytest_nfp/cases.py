@@ -79,7 +79,7 @@ class Case:
 
     @property
     def bytes_per_element(self) -> float:
-        """s."""
+        """S."""
         return BYTES_PER_ELEMENT[self.dtype]
 
     @property
@@ -109,7 +109,9 @@ def parse_backend(text: str) -> Backend:
         try:
             Version(release)
         except InvalidVersion:
-            raise UnknownName(f"unknown release {release!r} of {framework}: not a version; write {framework}==1.2.3") from None
+            raise UnknownName(
+                f"unknown release {release!r} of {framework}: not a version; write {framework}==1.2.3"
+            ) from None
     return Backend(framework, release.strip())
 
 

@@ -37,13 +37,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     predict.add_argument("--gpu", required=True, help="catalog name, such as h20")
     predict.add_argument("--model", required=True, help="catalog name, or path of a Hugging Face config.json")
-    predict.add_argument("--backend", help="MoE framework and release, such as vllm==0.33.0; may be left out for dense models")
+    predict.add_argument(
+        "--backend", help="MoE framework and release, such as vllm==0.33.0; may be left out for dense models"
+    )
     predict.add_argument("--attention", help="attention framework and release, such as flash-attn==2.8.3")
     predict.add_argument("--batch", type=_positive, default=1, help="requests in the forward (default 1)")
     predict.add_argument("--context", type=_positive, default=4096, help="cached tokens per request (default 4096)")
     predict.add_argument("--top-k", type=_positive, help="experts per token (default: the model's)")
-    predict.add_argument("--routing", choices=("balanced", "skewed"), default="balanced", help="expert load (default balanced)")
-    predict.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="weights and activations (default bf16)")
+    predict.add_argument(
+        "--routing", choices=("balanced", "skewed"), default="balanced", help="expert load (default balanced)"
+    )
+    predict.add_argument(
+        "--dtype", choices=("bf16", "fp16"), default="bf16", help="weights and activations (default bf16)"
+    )
     predict.add_argument("--tolerance", type=float, default=0.20, help="epsilon (default 0.2)")
     predict.add_argument("--artifacts", type=Path, help="folder of wheels and source archives to read rules from")
     predict.add_argument("--json", action="store_true", help="print JSON")
@@ -140,7 +146,12 @@ def _predict(given: argparse.Namespace) -> int:
             "basis": predicted.basis,
         },
         "granularity": {
-            g.module: {"tiles": g.tiles(), "artifact": g.artifact_file, "origin": g.origin, "warnings": list(g.warnings)}
+            g.module: {
+                "tiles": g.tiles(),
+                "artifact": g.artifact_file,
+                "origin": g.origin,
+                "warnings": list(g.warnings),
+            }
             for _, g in pairs
             if g is not None
         },

@@ -53,21 +53,22 @@ def _session(config: pytest.Config) -> Session:
 
 def _progress(config: pytest.Config) -> Callable[[str], None]:
     """Progress past pytest's capture: one line that is written over on a terminal, a line a case elsewhere."""
-    last = [""]
+    last = ""
 
     def say(text: str) -> None:
+        nonlocal last
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         capture = config.pluginmanager.get_plugin("capturemanager")
-        if reporter is None:
+        if reporter is None or capture is None:
             return
         head = text.partition(": ")[0]
         with capture.global_and_fixture_disabled():
-            if reporter._tw.isatty if hasattr(reporter._tw, "isatty") else False:
-                reporter._tw.write(f"\r\x1b[K  {text[:100]}", flush=True)
-            elif head != last[0]:
-                reporter._tw.line(f"  {text}")
-                reporter._tw.flush()
-        last[0] = head
+            if reporter.isatty:
+                reporter.write(f"\r\x1b[K  {text[:100]}", flush=True)
+            elif head != last:
+                reporter.ensure_newline()
+                reporter.write_line(f"  {text}", flush=True)
+        last = head
 
     return say
 
@@ -95,10 +96,17 @@ def _marker_arguments(marker: pytest.Mark) -> dict[str, Any]:
     names = ("module", "question", "models", "routing")
     given |= dict(zip(names, marker.args, strict=False))
     if unknown := set(given) - set(names):
-        raise pytest.UsageError(f"pytest-nfp: @pytest.mark.nfp takes {', '.join(names)}, not {', '.join(sorted(unknown))}")
-    for name, values in (("module", ("dense", "moe", "attention")), ("question", ("granularity", "prediction", "boundary"))):
+        raise pytest.UsageError(
+            f"pytest-nfp: @pytest.mark.nfp takes {', '.join(names)}, not {', '.join(sorted(unknown))}"
+        )
+    for name, values in (
+        ("module", ("dense", "moe", "attention")),
+        ("question", ("granularity", "prediction", "boundary")),
+    ):
         if given.get(name) not in values:
-            raise pytest.UsageError(f"pytest-nfp: @pytest.mark.nfp needs {name}= one of {', '.join(values)}, got {given.get(name)!r}")
+            raise pytest.UsageError(
+                f"pytest-nfp: @pytest.mark.nfp needs {name}= one of {', '.join(values)}, got {given.get(name)!r}"
+            )
     return given
 
 

@@ -47,7 +47,7 @@ class Figures:
 
     @property
     def balance(self) -> float:
-        """rho."""
+        """Rho."""
         return self.peak_flops / self.bandwidth
 
 
@@ -98,7 +98,6 @@ def idle_compute(case: Case, balance: float) -> float:
 
 def module_work(case: Case, granularity: Granularity | None) -> Callable[[int], Work]:
     """The work of the case's module at N positions."""
-
     tile = granularity.tile if granularity is not None and granularity.has_tiles else None
     s = case.bytes_per_element
     if case.module == "dense":
@@ -143,9 +142,7 @@ def principle_terms(case: Case, balance: float, granularity: Granularity | None)
     return terms
 
 
-def predict_case(
-    case: Case, figures: Figures, granularity: Granularity | None, tolerance: float = 0.20
-) -> Predicted:
+def predict_case(case: Case, figures: Figures, granularity: Granularity | None, tolerance: float = 0.20) -> Predicted:
     """Both predictors for one module. granularity None: the kernel has no tile rule (dense GEMMs)."""
     terms = principle_terms(case, figures.balance, granularity)
     roofline = predict_boundary(
@@ -157,9 +154,7 @@ def predict_case(
     return Predicted(idle_compute(case, figures.balance), closed_form(**terms), roofline, figures.basis)
 
 
-def predict_model(
-    cases: list[tuple[Case, Granularity | None]], figures: Figures, tolerance: float = 0.20
-) -> Predicted:
+def predict_model(cases: list[tuple[Case, Granularity | None]], figures: Figures, tolerance: float = 0.20) -> Predicted:
     """Both predictors for a model: the first exiting module, and the sum of the modules' predicted times.
 
     cases: one for each module, at one workload. N0 is that of the MoE module where there is one, for every module:

@@ -95,7 +95,11 @@ def merge_case(known: CaseRecord | None, new: CaseRecord) -> CaseRecord:
 def summarise(case: CaseRecord) -> CaseRecord:
     """Outcome and reasons of a case from its tests."""
     case.outcome = worst([t.outcome for t in case.tests.values()])
-    case.reasons = list(dict.fromkeys(r for q in ("granularity", "prediction", "boundary") if q in case.tests for r in case.tests[q].reasons))  # type: ignore[index]
+    case.reasons = list(
+        dict.fromkeys(
+            r for q in ("granularity", "prediction", "boundary") if q in case.tests for r in case.tests[q].reasons
+        )
+    )
     return case
 
 

@@ -36,7 +36,7 @@ from pytest_nfp.verdict import (
     judge_prediction,
 )
 
-GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+GRID = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 """The positions measured by default; the map's edges inside the range, edge and edge + 1, come on top."""
 LONG_CURVE = 192
 """Up to where an attention curve is measured on a CPU: past the first tile switch of its kernel."""
@@ -123,7 +123,11 @@ class Session:
                     chosen.append(backend)
                 else:
                     release = artifacts.installed_release(backend.framework)
-                    chosen += [Backend(backend.framework, release)] if release else [b for b in stored if b.framework == backend.framework]
+                    chosen += (
+                        [Backend(backend.framework, release)]
+                        if release
+                        else [b for b in stored if b.framework == backend.framework]
+                    )
             return chosen
         chosen = []
         for framework in frameworks:
@@ -156,7 +160,7 @@ class Session:
         """
         found: list[Case] = []
         for gpu in self.gpus():
-            if gpu == "cpu" and question != "boundary" or question == "granularity" and module == "dense":
+            if (gpu == "cpu" and question != "boundary") or (question == "granularity" and module == "dense"):
                 continue
             for backend in self.backends_for(gpu, module):
                 subjects = [catalog.model(n) for n in models] if models else self.subjects_for(gpu, backend)
@@ -170,7 +174,9 @@ class Session:
         ]
         if question == "granularity":
             # The rule does not look at batch, context or routing: one case asks for each map.
-            return list({(c.gpu, c.backend, c.subject.name, granularity_key(c)): c for c in reversed(keep)}.values())[::-1]
+            return list({(c.gpu, c.backend, c.subject.name, granularity_key(c)): c for c in reversed(keep)}.values())[
+                ::-1
+            ]
         return keep
 
     def _as_recorded(self, case: Case) -> list[Case]:
@@ -307,8 +313,12 @@ class Session:
             self._note(case, "boundary", interrupted_verdict, predicted, granularity, interrupted.curve, boundary)
             raise
         if curve is None:
-            return self._note(case, "boundary", Verdict(why_not.outcome, why_not.reasons), predicted, granularity)
-        return self._judge(case, curve, predicted, self.figures(case), granularity)
+            return self._note(case, "boundary", why_not, predicted, granularity)
+        verdict = self._judge(case, curve, predicted, self.figures(case), granularity)
+        if curve.kind == "measured":
+            found = self.cases[case.id]
+            self.say(f"{case.key} has n_max {found.n_max}, interval {found.n_max_interval}: {verdict.outcome}")
+        return verdict
 
     def _judge(
         self, case: Case, curve: Curve, predicted: Predicted, figures: Figures, granularity: Granularity | None
@@ -541,7 +551,9 @@ class Session:
         out = []
         for gpu in dict.fromkeys(c.gpu for c in self.cases.values()):
             device = self._devices.get(gpu, (None, ""))[0]
-            machine: dict[str, Any] = {} if device is None else {"title": device.title, **device.identity, **device.notes}
+            machine: dict[str, Any] = (
+                {} if device is None else {"title": device.title, **device.identity, **device.notes}
+            )
             cases = [c for c in self.cases.values() if c.gpu == gpu]
             if gpu != "cpu" and not any(c.kind == "measured" for c in cases):
                 machine = {"title": f"{catalog.gpu(gpu).title}: nothing was measured here"}

@@ -82,7 +82,12 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 OPTIONS = (
-    Option("gpu", ("auto",), _names, "GPU(s) to test for: catalog names such as h20,h800, or cpu, or auto (the device here)"),
+    Option(
+        "gpu",
+        ("auto",),
+        _names,
+        "GPU(s) to test for: catalog names such as h20,h800, or cpu, or auto (the device here)",
+    ),
     Option(
         "backend",
         (),
@@ -90,7 +95,13 @@ OPTIONS = (
         "backend release, such as vllm==0.33.0; repeatable (default: the installed one, else the baselines' releases)",
         repeatable=True,
     ),
-    Option("model", (), _names, "model(s): catalog names or paths of a Hugging Face config.json; repeatable", repeatable=True),
+    Option(
+        "model",
+        (),
+        _names,
+        "model(s): catalog names or paths of a Hugging Face config.json; repeatable",
+        repeatable=True,
+    ),
     Option("dtype", None, str, "keep the cases of this dtype, such as bf16"),
     Option("tolerance", 0.20, _share, "epsilon: allowed relative increase of latency over T(N0) (default 0.2)"),
     Option("match-tolerance", 0.15, _share, "allowed relative distance of a boundary from its prediction and baseline"),

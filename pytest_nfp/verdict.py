@@ -33,7 +33,7 @@ def worst(outcomes: list[Outcome]) -> Outcome:
 
 
 def changes_in_words(before: Tiles, after: Granularity) -> list[str]:
-    """"33..96 tokens: 16 to 32 rows" for every range that changed."""
+    """ "33..96 tokens: 16 to 32 rows" for every range that changed."""
     unit = "packed query rows" if after.packed else "query rows" if after.module == "attention" else "tokens"
     return [
         f"{first}..{last} {unit}: {old} to {new} rows"
@@ -60,12 +60,13 @@ def judge_granularity(granularity: Granularity, baseline: Tiles | None, baseline
 
 
 def effect_in_words(predicted: Predicted, baseline: CaseBaseline | None) -> str:
-    """"N_max 64 to 32 by the principle (branch), 176 to 512 by the tile roofline"."""
+    """ "N_max 64 to 32 by the principle (branch), 176 to 512 by the tile roofline"."""
     if baseline is None or baseline.predicted is None:
         return f"N_max is {predicted.principle.n_max} by the principle"
     old = baseline.predicted
     parts = [
-        (f"{before.n_max} to {after_n}" if before.n_max != after_n else f"stays {after_n}") + f" by the {name} ({after_limit} limits)"
+        (f"{before.n_max} to {after_n}" if before.n_max != after_n else f"stays {after_n}")
+        + f" by the {name} ({after_limit} limits)"
         for name, before, after_n, after_limit in (
             ("principle", old.principle, predicted.principle.n_max, predicted.principle.limiting),
             ("tile roofline", old.tile_roofline, predicted.tile_roofline.n_max, predicted.tile_roofline.limiting),
@@ -83,7 +84,9 @@ def judge_prediction(
     if predicted.as_dict() == baseline.predicted.model_dump():
         return Verdict("PASS")
     cause = f" because of {'; '.join(changes)}" if changes else ""
-    return Verdict("FAIL", (f"prediction changed against {baseline_name}: {effect_in_words(predicted, baseline)}{cause}",))
+    return Verdict(
+        "FAIL", (f"prediction changed against {baseline_name}: {effect_in_words(predicted, baseline)}{cause}",)
+    )
 
 
 def held_to(predicted: Predicted, figures: Figures) -> tuple[str, int]:
@@ -124,7 +127,9 @@ def judge_boundary(
     if stored is not None and stored.prediction == "deviates":
         if found == "agrees":
             outcomes.append("FAIL")
-            reasons.append(f"{said}: they agree, but the baseline says the prediction deviates ({stored.because}); update it")
+            reasons.append(
+                f"{said}: they agree, but the baseline says the prediction deviates ({stored.because}); update it"
+            )
         else:
             outcomes.append("PASS" if found == "differs" else "UNDECIDED")
             reasons.append(f"{said}: deviates, as the baseline says: {stored.because}")
@@ -150,11 +155,13 @@ def judge_boundary(
                 outcomes.append("FAIL")
                 way = "shrank" if boundary.n_max < stored.n_max else "grew"
                 reasons.append(f"N_max {way} against the baseline: {stored.n_max} to {interval_in_words(boundary)}")
-                was = {n: us for n, us in stored.curve}
+                was = dict(stored.curve)
                 now = {p.positions: p.latency_us for p in curve.points}
                 base = curve.baseline_positions
                 if way == "shrank" and base in was and now[base] < 0.9 * was[base]:
-                    reasons.append(f"T(N0) fell from {was[base]:.1f} to {now[base]:.1f} us: a speed-up alone shrinks N_max")
+                    reasons.append(
+                        f"T(N0) fell from {was[base]:.1f} to {now[base]:.1f} us: a speed-up alone shrinks N_max"
+                    )
             case "undecided":
                 outcomes.append("UNDECIDED")
                 reasons.append("noise is too large to tell whether N_max is the baseline's")
@@ -171,7 +178,7 @@ def judge_boundary(
 
 
 def interval_in_words(boundary: Boundary) -> str:
-    """"256", "256 to 319", "at least 64"."""
+    """ "256", "256 to 319", "at least 64"."""
     low, high = boundary.n_max_interval
     if high is None:
         return f"at least {low}"
@@ -183,16 +190,18 @@ def explain(case: Case, curve: Curve, boundary: Boundary, predicted: int, granul
     points = {p.positions: p.latency_us for p in curve.points}
     base = points[curve.baseline_positions]
     n_max = boundary.n_max
-    if granularity is not None and granularity.kernel == "triton" and curve.kind == "recorded" and not _is_triton(curve.kernel):
+    if (
+        granularity is not None
+        and granularity.kernel == "triton"
+        and curve.kind == "recorded"
+        and not _is_triton(curve.kernel)
+    ):
         return f"What ran is {curve.kernel}; the tile rule describes the Triton path."
     if n_max > predicted:
         causes = []
         if granularity is not None and case.module == "moe":
             switches = [m for m in granularity.edges() if predicted <= m // case.batch < n_max]
-            causes = [
-                f"{granularity.tile(m)} to {granularity.tile(m + 1)} rows at M={m}"
-                for m in switches
-            ]
+            causes = [f"{granularity.tile(m)} to {granularity.tile(m + 1)} rows at M={m}" for m in switches]
         if causes:
             return f"The closed form ends where the tile switches; the curve is within tolerance past {', '.join(causes)}: these switches are free here."
         return f"The curve is within tolerance past the predicted boundary: T({n_max}) is {points[n_max] / base:.2f} T(N0)."

@@ -14,7 +14,7 @@ MAX_POSITIONS = 1024
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
-    """q [b, H, N, D] over k, v [b, H_kv, L + N, D], FP32 on the CPU.
+    """Q [b, H, N, D] over k, v [b, H_kv, L + N, D], FP32 on the CPU.
 
     No causal mask: torch aligns it to the first cached token, so it would hide the cache from the queries. What a
     causal mask saves, N of L + N keys, is small where L is much longer than N.

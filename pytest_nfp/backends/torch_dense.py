@@ -14,7 +14,7 @@ PACKED_ROWS = 16
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
-    """x [b*N, d] -> x @ W1.T @ W2.T with W1 [f, d], W2 [d, f], FP32 on the CPU."""
+    """X [b*N, d] -> x @ W1.T @ W2.T with W1 [f, d], W2 [d, f], FP32 on the CPU."""
     dense, hidden = case.subject.dense, case.subject.hidden
     assert dense is not None
     generator = torch.Generator().manual_seed(seed)

@@ -23,7 +23,7 @@ def expert_ids(case: Case, positions: int, start: int) -> torch.Tensor:
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
-    """x [b*N, d], W13 [E, d, 2f], W2 [E, f, d], FP32 on the CPU. The first expert moves on with every forward."""
+    """X [b*N, d], W13 [E, d, 2f], W2 [E, f, d], FP32 on the CPU. The first expert moves on with every forward."""
     moe, hidden, top_k = case.subject.moe, case.subject.hidden, case.top_k
     assert moe is not None and top_k is not None
     if not hasattr(F, "grouped_mm"):

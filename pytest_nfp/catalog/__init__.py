@@ -53,7 +53,7 @@ class Gpu(_Strict):
 
     @property
     def balance(self) -> float:
-        """rho = phi / beta, FLOP per byte."""
+        """Rho = phi / beta, FLOP per byte."""
         return self.peak_flops / self.bandwidth
 
 
@@ -133,9 +133,7 @@ def gpu(name: str) -> Gpu:
     for g in gpus():
         if name.lower() in {n.lower() for n in (g.name, *g.aliases, *g.driver_names)}:
             return g
-    raise UnknownName(
-        unknown("GPU", name, [g.name for g in gpus()], "add it to pytest_nfp/catalog/gpus.yaml")
-    )
+    raise UnknownName(unknown("GPU", name, [g.name for g in gpus()], "add it to pytest_nfp/catalog/gpus.yaml"))
 
 
 def model(name: str) -> Model:

@@ -79,12 +79,14 @@ def pinned_requirement(framework: str, release: str, requirement: str) -> str:
     if cached.exists():
         return cached.read_text(encoding="utf-8")
     wheels = [f for v, f in _index_files(framework) if v == Version(release) and f.filename.endswith(".whl")]
-    for package in sorted(wheels, key=lambda f: ("linux" not in f.filename, "x86_64" not in f.filename, f.filename))[:1]:
+    for package in sorted(wheels, key=lambda f: ("linux" not in f.filename, "x86_64" not in f.filename, f.filename))[
+        :1
+    ]:
         artifact = _remote(package, re.compile(r"\.dist-info/METADATA$"))
         text = artifact.read(min(artifact.names))
         if found := re.search(rf"^Requires-Dist: {requirement}==([\d.]+)", text, re.MULTILINE):
             write_atomically(cached, found[1])
-            return found[1]
+            return str(found[1])
     raise RuleUnknown(f"{framework} {release} pins no {requirement}, by what the package index holds")
 
 
@@ -246,7 +248,7 @@ def _index_files(framework: str) -> tuple[tuple[Version, Any], ...]:
 
 @lru_cache(maxsize=1)
 def _index_urls() -> tuple[str, ...]:
-    """pip's own configuration: index-url and extra-index-url over http, none under no-index."""
+    """Pip's own configuration: index-url and extra-index-url over http, none under no-index."""
     settings: dict[str, str] = {}
     try:
         listed = subprocess.run(
@@ -261,8 +263,8 @@ def _index_urls() -> tuple[str, ...]:
             if name.startswith(section + "."):
                 settings[name.removeprefix(section + ".")] = value.strip("'\"")
     for name in ("index_url", "extra_index_url", "no_index"):
-        if value := os.environ.get(f"PIP_{name.upper()}"):
-            settings[name.replace("_", "-")] = value
+        if override := os.environ.get(f"PIP_{name.upper()}"):
+            settings[name.replace("_", "-")] = override
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
         return ()
     from pypi_simple import PYPI_SIMPLE_ENDPOINT
@@ -319,7 +321,7 @@ def _tar_members(tar: tarfile.TarFile, wanted: re.Pattern[str]) -> tuple[frozens
     # A compressed tar has no index: what is wanted is read in the one pass, without anything being extracted.
     texts: dict[str, str] = {}
     for member in tar:
-        top, _, name = member.name.partition("/")
+        name = member.name.partition("/")[2]
         if member.isfile() and member.size <= MAX_MEMBER_BYTES and _is_plain(member.name) and wanted.search(name):
             handle = tar.extractfile(member)
             assert handle is not None

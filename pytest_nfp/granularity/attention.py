@@ -33,18 +33,38 @@ def flashinfer(
             {"GetCudaComputeCapability": lambda: capability},
         )
         points.append((tile, "FA2DetermineCtaTileQ", None))
-    return _map("flashinfer-python", release, dtype, device_name, points, artifact, True, "fa2", "FlashInfer's FA2 kernels, named by backend='fa2'; 'auto' takes FA3 kernels on Hopper, which this rule does not describe")
+    return _map(
+        "flashinfer-python",
+        release,
+        dtype,
+        device_name,
+        points,
+        artifact,
+        True,
+        "fa2",
+        "FlashInfer's FA2 kernels, named by backend='fa2'; 'auto' takes FA3 kernels on Hopper, which this rule does not describe",
+    )
 
 
 @lru_cache(maxsize=256)
 def flash_attn(release: str, device_name: str, head_dim: int, dtype: str, archives: Path | None = None) -> Granularity:
-    """kBlockM of the split-KV path, which flash_attn_with_kvcache takes over a paged cache. Raises RuleUnknown."""
+    """KBlockM of the split-KV path, which flash_attn_with_kvcache takes over a paged cache. Raises RuleUnknown."""
     artifact = _open("flash-attn", release, FLASH_ATTN_RULE, archives)
     tile = local_constant(
         artifact.read(min(artifact.names)), "run_mha_fwd_splitkv_dispatch", "kBlockM", {"Headdim": head_dim}
     )
     points: list[tuple[int, str, int | None]] = [(tile, "run_mha_fwd_splitkv_dispatch", None)] * MAX_ROWS
-    return _map("flash-attn", release, dtype, device_name, points, artifact, False, "fa2-splitkv", "the KV-cache path of FlashAttention-2; GQA heads are packed at a query length of 1 alone")
+    return _map(
+        "flash-attn",
+        release,
+        dtype,
+        device_name,
+        points,
+        artifact,
+        False,
+        "fa2-splitkv",
+        "the KV-cache path of FlashAttention-2; GQA heads are packed at a query length of 1 alone",
+    )
 
 
 def _open(framework: str, release: str, wanted: re.Pattern[str], archives: Path | None) -> Artifact:

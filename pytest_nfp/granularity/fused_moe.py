@@ -202,4 +202,6 @@ def _near_misses(artifact: Artifact, shape: ExpertShape, device_name: str, used:
         if n.rpartition("/")[2].startswith(stem) and ",dtype=" not in n and not n.endswith("_down.json")
     }
     near = sorted(o for o in others - {mine} if o.split("_")[1].split("-")[0] == mine.split("_")[1].split("-")[0])
-    return [f"default rule in force; a tuned file exists for {o}, not for {mine}: names match to the letter" for o in near]
+    return [
+        f"default rule in force; a tuned file exists for {o}, not for {mine}: names match to the letter" for o in near
+    ]

@@ -102,9 +102,7 @@ def from_points(points: Sequence[tuple[int, str, int | None]]) -> tuple[Range, .
     return merge(Range(i, i, tile, source, key) for i, (tile, source, key) in enumerate(points, 1))
 
 
-def changed_ranges(
-    before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]
-) -> list[tuple[int, int, int, int]]:
+def changed_ranges(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[tuple[int, int, int, int]]:
     """(first, last, tile before, tile after) wherever two [[first, last, tile], ...] maps differ, over their common counts."""
     changes: list[tuple[int, int, int, int]] = []
     cuts = sorted({first for first, _, _ in [*before, *after]})

@@ -12,12 +12,52 @@ import json
 import math
 import os
 import sys
+from typing import Any
 
-SAFE_BUILTINS = (
-    "abs all any bool dict divmod enumerate filter float frozenset int isinstance iter len list map max min next"
-    " range reversed round set sorted str sum tuple zip True False None ValueError TypeError KeyError"
-    " AssertionError RuntimeError Exception NotImplementedError OSError FileNotFoundError print repr"
-).split()
+SAFE_BUILTINS = [
+    "abs",
+    "all",
+    "any",
+    "bool",
+    "dict",
+    "divmod",
+    "enumerate",
+    "filter",
+    "float",
+    "frozenset",
+    "int",
+    "isinstance",
+    "iter",
+    "len",
+    "list",
+    "map",
+    "max",
+    "min",
+    "next",
+    "range",
+    "reversed",
+    "round",
+    "set",
+    "sorted",
+    "str",
+    "sum",
+    "tuple",
+    "zip",
+    "True",
+    "False",
+    "None",
+    "ValueError",
+    "TypeError",
+    "KeyError",
+    "AssertionError",
+    "RuntimeError",
+    "Exception",
+    "NotImplementedError",
+    "OSError",
+    "FileNotFoundError",
+    "print",
+    "repr",
+]
 ALLOWED_DUNDERS = {"__file__", "__version__"}
 CPU_SECONDS = 20
 MEMORY_BYTES = 1 << 30
@@ -33,78 +73,79 @@ class Refused(Exception):
 class Missing:
     """Stands for a name that has no stub: any use of it says which name was missing."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self._name = name
 
-    def __getattr__(self, attribute):
+    def __getattr__(self, attribute: str) -> Any:
         raise Refused(f"the rule uses {self._name}.{attribute}, for which there is no stub")
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise Refused(f"the rule calls {self._name}, for which there is no stub")
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         raise Refused(f"the rule tests {self._name}, for which there is no stub")
 
 
 class Stub:
     """A namespace of stand-ins; an attribute it lacks is named when it is used."""
 
-    def __init__(self, name, /, **attributes):
+    def __init__(self, name: str, /, **attributes: Any) -> None:
         self.__dict__.update(attributes)
         self._name = name
 
-    def __getattr__(self, attribute):
+    def __getattr__(self, attribute: str) -> Any:
         return Missing(f"{self._name}.{attribute}")
 
 
 class Silent:
     """A logger: every method does nothing."""
 
-    def __getattr__(self, attribute):
+    def __getattr__(self, attribute: str) -> Any:
         return lambda *args, **kwargs: None
 
 
 class Files:
     """The request's texts as a file system, with a record of what was loaded from where."""
 
-    def __init__(self, texts):
+    def __init__(self, texts: dict[str, str]) -> None:
         self.texts = texts
-        self.loaded = {}
+        self.loaded: dict[str, Any] = {}
 
-    def exists(self, path):
+    def exists(self, path: str) -> bool:
         return path in self.texts or any(t.startswith(path.rstrip("/") + "/") for t in self.texts)
 
-    def listdir(self, path):
+    def listdir(self, path: str) -> list[str]:
         start = path.rstrip("/") + "/"
         return sorted({t[len(start) :].split("/")[0] for t in self.texts if t.startswith(start)})
 
-    def open(self, path, *args, **kwargs):
+    def open(self, path: str, *args: Any, **kwargs: Any) -> "Handle":
         if path not in self.texts:
             raise FileNotFoundError(path)
         return Handle(path, self.texts[path])
 
-    def load(self, handle, **kwargs):
+    def load(self, handle: "Handle", **kwargs: Any) -> Any:
         data = json.loads(handle.text, **kwargs)
         self.loaded[handle.path] = data
         return data
 
 
 class Handle:
-    def __init__(self, path, text):
+    def __init__(self, path: str, text: str) -> None:
         self.path, self.text = path, text
 
-    def __enter__(self):
+    def __enter__(self) -> "Handle":
         return self
 
-    def __exit__(self, *error):
-        return False
+    def __exit__(self, *error: object) -> None:
+        return None
 
-    def read(self):
+    def read(self) -> str:
         return self.text
 
 
-def check(tree):
+def check(tree: ast.AST) -> None:
     """Refuse private attributes and names, and statements that a rule has no need of."""
+    node: Any
     for node in ast.walk(tree):
         name = getattr(node, "attr", None) if isinstance(node, ast.Attribute) else getattr(node, "id", None)
         if name and name.startswith("__") and name not in ALLOWED_DUNDERS:
@@ -115,10 +156,10 @@ def check(tree):
             raise Refused(f"line {node.lineno}: {type(node).__name__} is not allowed in a rule")
 
 
-def lift(source, entry, names):
+def lift(source: str, entry: str, names: dict[str, Any]) -> Any:
     """The entry function and every global it reaches, compiled alone in the namespace `names`."""
     module = ast.parse(source)
-    available = {}
+    available: dict[str, Any] = {}
     for node in module.body:
         if isinstance(node, ast.FunctionDef):
             available[node.name] = node
@@ -128,7 +169,8 @@ def lift(source, entry, names):
             available[node.target.id] = ast.copy_location(ast.Assign([node.target], node.value), node)
     if entry not in available:
         raise Refused(f"the source has no function {entry}")
-    wanted, queue, body = set(), [entry], []
+    wanted: set[str] = set()
+    queue = [entry]
     while queue:
         name = queue.pop()
         if name in wanted or name in names or name not in available:
@@ -138,7 +180,13 @@ def lift(source, entry, names):
         if isinstance(node, ast.FunctionDef):
             # Annotations and decorators other than caches decide nothing here and would need their own stubs.
             node.returns = None
-            for a in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]:
+            for a in [
+                *node.args.posonlyargs,
+                *node.args.args,
+                *node.args.kwonlyargs,
+                node.args.vararg,
+                node.args.kwarg,
+            ]:
                 if a is not None:
                     a.annotation = None
             node.decorator_list = [d for d in node.decorator_list if "cache" in ast.unparse(d)]
@@ -146,9 +194,9 @@ def lift(source, entry, names):
         queue += [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
     body = [available[n] for n in available if n in wanted]
     lifted = ast.fix_missing_locations(ast.Module(body, []))
-    for node in ast.walk(lifted):
-        if isinstance(node, ast.Name) and node.id not in names and node.id not in available:
-            names.setdefault(node.id, SAFE.get(node.id, Missing(node.id)))
+    for used in ast.walk(lifted):
+        if isinstance(used, ast.Name) and used.id not in names and used.id not in available:
+            names.setdefault(used.id, SAFE.get(used.id, Missing(used.id)))
     # Functions first: an assignment may call one, whatever the order in the file.
     lifted.body.sort(key=lambda n: not isinstance(n, ast.FunctionDef))
     exec(compile(lifted, "rule", "exec"), names)
@@ -159,7 +207,7 @@ SAFE = {name: getattr(builtins, name) for name in SAFE_BUILTINS if hasattr(built
 SAFE["print"] = lambda *args, **kwargs: None
 
 
-def namespace(request, files):
+def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
     """Stubs for what vLLM's and SGLang's rules call: platform, environment, logger, paths, JSON."""
     device_name = request["device_name"]
     capability = tuple(request["compute_capability"])
@@ -169,7 +217,7 @@ def namespace(request, files):
     class Environment:
         """vLLM's `envs`: a variable that is not set is None, as for those that matter here."""
 
-        def __getattr__(self, name):
+        def __getattr__(self, name: str) -> Any:
             if name.startswith("VLLM_"):
                 return environment.get(name)
             return Missing(f"envs.{name}")
@@ -237,16 +285,16 @@ def namespace(request, files):
         "get_bool_env_var": lambda name, default="false": environment.get(name, default) in ("1", "true", "True"),
     }
 
-    def stub_import(name, globals_=None, locals_=None, fromlist=(), level=0):
+    def stub_import(name: str, globals_: Any = None, locals_: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         if fromlist:
             return Stub(name, **{n: imports.get(n, Missing(f"{name}.{n}")) for n in fromlist})
-        return imports.get(name.split(".")[0], Missing(name))
+        return imports.get(name.partition(".")[0], Missing(name))
 
     names = {"__builtins__": {**SAFE, "__import__": stub_import, "open": files.open}, "open": files.open}
     return {**names, **imports, "__file__": request["file"], "__name__": "rule"}
 
 
-def evaluate(request):
+def evaluate(request: dict[str, Any]) -> list[list[Any]]:
     """One answer per shape: [[tile, tuned file or None, key or None] for each token count]."""
     files = Files(request["texts"])
     rule = lift(request["source"], request["entry"], namespace(request, files))
@@ -273,7 +321,7 @@ def evaluate(request):
     return answers
 
 
-def main():
+def main() -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
@@ -282,7 +330,7 @@ def main():
     # The rule can neither open nor create a file from here on.
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
     try:
-        answer = {"answers": evaluate(request)}
+        answer: dict[str, Any] = {"answers": evaluate(request)}
     except RecursionError:
         answer = {"unknown": "the rule recurses without end"}
     except MemoryError:

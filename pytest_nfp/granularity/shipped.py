@@ -72,7 +72,9 @@ def shipped_releases(framework: str) -> list[str]:
     return sorted({e.release for e in _table() if e.framework == framework})
 
 
-def lookup(framework: str, release: str, module: str, dtype: str, device_name: str, shape: dict[str, int]) -> Granularity:
+def lookup(
+    framework: str, release: str, module: str, dtype: str, device_name: str, shape: dict[str, int]
+) -> Granularity:
     """A map of the table. Raises RuleUnknown where it holds none."""
     for e in _table():
         if (e.framework, e.release, e.module, e.dtype) != (framework, release, module, dtype):

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -34,7 +35,7 @@ from pytest_nfp.principle.agreement import compare, match_slack
 from pytest_nfp.principle.tile_roofline import Work
 
 POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-PROTOCOL = Protocol("calibration", 2, 3, 8, 8, math.inf, adaptive=False)
+PROTOCOL = Protocol("calibration", 2, 3, 10, 10, math.inf, adaptive=False)
 TOLERANCE = 0.20
 MATCH_TOLERANCE = 0.15
 
@@ -69,7 +70,7 @@ class CalibrationFile(BaseModel):
     kernels: dict[str, KernelCalibration]
 
     def figures(self, kernel: str) -> Figures:
-        """phi and beta of the machine are those of its packed GEMM; the tile roofline runs on the kernel's own fit."""
+        """Phi and beta of the machine are those of its packed GEMM; the tile roofline runs on the kernel's own fit."""
         peak, mine = self.kernels["onednn-packed"], self.kernels[kernel]
         basis = f"calibrated on {mine.curves} curves of other shapes, {mine.error:.0%} median error on shapes left out"
         return Figures(peak.flops, peak.bandwidth, mine.calibration(), basis, mine.describes, mine.cause)
@@ -97,7 +98,9 @@ def load_or_calibrate(device: Device, folder: Path, seed: int, progress: Callabl
     result = CalibrationFile(schema=1, tool=f"pytest-nfp {__version__}", identity=device.identity, kernels=kernels)
     import yaml
 
-    write_atomically(path, yaml.safe_dump(result.model_dump(mode="json", by_alias=True), sort_keys=False, default_flow_style=None))
+    write_atomically(
+        path, yaml.safe_dump(result.model_dump(mode="json", by_alias=True), sort_keys=False, default_flow_style=None)
+    )
     return result
 
 
@@ -153,18 +156,23 @@ def fit_kernel(cases: Sequence[Case], curves: Sequence[Curve]) -> KernelCalibrat
         for p in curve.points
     ]
     shapes = list(dict.fromkeys(o.group for o in observations))
-    errors, describes, cause = [], True, ""
+    errors: list[float] = []
+    causes: list[str] = []
+    steps: dict[tuple[int, int], list[Step]] = {}
     for left_out in shapes:
         held = fit([o for o in observations if o.group != left_out])
         for case, curve in zip(cases, curves, strict=True):
             if case.subject.name != left_out:
                 continue
             work = module_work(case, granularity_of(case))
-            predicted = [replace(p, latency_us=work(p.positions).latency_us(held) + held.fixed_us) for p in curve.points]
-            errors += [abs(math.log(q.latency_us / p.latency_us)) for p, q in zip(curve.points, predicted, strict=True)]
-            if misses := _misses(case, curve, held):
-                describes, cause = False, misses
+            predicted = [work(p.positions).latency_us(held) + held.fixed_us for p in curve.points]
+            errors += [abs(math.log(t / p.latency_us)) for p, t in zip(curve.points, predicted, strict=True)]
+            for step in _steps(case, curve, predicted):
+                steps.setdefault((step.positions, step.following), []).append(step)
+            if miss := _missed_boundary(case, curve, held):
+                causes.append(miss)
     fitted = fit(observations)
+    causes += _kernel_switches(cases, fitted, steps)
     return KernelCalibration(
         flops=float(f"{fitted.flops:.4g}"),
         bandwidth=float(f"{fitted.bandwidth:.4g}"),
@@ -174,40 +182,74 @@ def fit_kernel(cases: Sequence[Case], curves: Sequence[Curve]) -> KernelCalibrat
         curves=len(curves),
         shapes=tuple(shapes),
         error=round(math.expm1(median(errors)), 4),
-        describes=describes,
-        cause=cause,
+        describes=not causes,
+        cause="; ".join(causes[-1:]),
     )
 
 
-def _misses(case: Case, curve: Curve, held: Calibration) -> str:
-    """What the fit gets wrong on a shape it has not seen: empty if it predicts the boundary."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From one N of a curve to the next: how much T grows, as measured and as the fit says."""
+
+    positions: int
+    following: int
+    measured: float
+    predicted: float
+
+
+def _steps(case: Case, curve: Curve, predicted: Sequence[float]) -> list[Step]:
+    """The steps from N0 up to the one that leaves the tolerance: those that decide the boundary."""
+    found: list[Step] = []
+    base = next(p.latency_us for p in curve.points if p.positions == case.baseline_positions)
+    pairs = list(zip(curve.points, predicted, strict=True))
+    for (a, model_a), (b, model_b) in pairwise(pairs):
+        if a.positions >= case.baseline_positions and a.latency_us <= (1 + TOLERANCE) * base:
+            found.append(Step(a.positions, b.positions, b.latency_us / a.latency_us, model_b / model_a))
+    return found
+
+
+def _kernel_switches(cases: Sequence[Case], fitted: Calibration, steps: dict[tuple[int, int], list[Step]]) -> list[str]:
+    """Steps that the fit misses at the same N on several shapes, by enough to move N_max past the match tolerance."""
+    causes = []
+    for (a, b), seen in sorted(steps.items(), reverse=True):
+        if len(seen) < 2:
+            continue
+        measured, model = median(s.measured for s in seen), median(s.predicted for s in seen)
+        for case in cases:
+            work = {case.module: module_work(case, granularity_of(case))}
+            predicted = predict_boundary(work, fitted, TOLERANCE, case.baseline_positions)
+            n = predicted.n_max
+            shifted = [
+                replace(p, latency_us=p.latency_us * (measured / model if p.positions >= b else 1))
+                for p in predicted.points
+            ]
+            moved = find_boundary(shifted, TOLERANCE, case.baseline_positions).n_max
+            grid = [Point(p, 1.0) for p in POSITIONS]
+            if abs(moved - n) > match_slack(n, sweep_step(grid, n), case.granule, MATCH_TOLERANCE):
+                causes.append(
+                    f"on {len(seen)} curves of other shapes T grows {measured:.2f}x from N={a} to {b}, the fitted roofline"
+                    f" says {model:.2f}x: another kernel or path begins there"
+                )
+                break
+    return causes
+
+
+def _missed_boundary(case: Case, curve: Curve, held: Calibration) -> str:
+    """What the fit says of a shape it has not seen, where it is not what was measured."""
     measured = find_boundary(curve.points, TOLERANCE, case.baseline_positions)
     work = {case.module: module_work(case, granularity_of(case))}
     n = predict_boundary(work, held, TOLERANCE, case.baseline_positions).n_max
     slack = match_slack(n, sweep_step(curve.points, n), case.granule, MATCH_TOLERANCE)
     if compare(measured.n_max_interval, n, n, slack, decided=True) == "agrees":
         return ""
-    steps = [
-        (b.latency_us / a.latency_us - _ratio(work[case.module], held, a.positions, b.positions), a, b)
-        for a, b in zip(curve.points, curve.points[1:], strict=False)
-    ]
-    _, a, b = max(steps, key=lambda s: abs(s[0]))
-    return (
-        f"on {case.subject.name} {case.routing or ''}".rstrip()
-        + f" the fit gives N_max {n}, measured is {measured.n_max}; most at odds from N={a.positions} to {b.positions}:"
-        f" T grows {b.latency_us / a.latency_us:.2f}x, the roofline says"
-        f" {_ratio(work[case.module], held, a.positions, b.positions):.2f}x, so another kernel or path runs there"
-    )
-
-
-def _ratio(work: Callable[[int], Work], c: Calibration, a: int, b: int) -> float:
-    return (work(b).latency_us(c) + c.fixed_us) / (work(a).latency_us(c) + c.fixed_us)
+    name = f"{case.subject.name} {case.routing or ''}".rstrip()
+    return f"the fit gives N_max {n} for {name}, which it has not seen; measured is {measured.n_max}"
 
 
 def sweep_step(points: Sequence[Point], at: float) -> int:
     """The gap of the grid around a value: one sweep step."""
     grid = sorted(p.positions for p in points)
-    return next((b - a for a, b in zip(grid, grid[1:], strict=False) if b > at), 1)
+    return next((b - a for a, b in pairwise(grid) if b > at), 1)
 
 
 def fit(observations: Sequence[Observation]) -> Calibration:

@@ -92,7 +92,9 @@ def sweep(
     points = [make_point(n, samples[n], ratios[n]) for n in sorted(runs) if ratios[n]]
     if samples.get(baseline_positions):
         base_us = median(samples[baseline_positions])
-        points.insert(sum(p.positions < baseline_positions for p in points), Point(baseline_positions, base_us, 1.0, 1.0))
+        points.insert(
+            sum(p.positions < baseline_positions for p in points), Point(baseline_positions, base_us, 1.0, 1.0)
+        )
     curve = Curve(
         points=tuple(points),
         baseline_positions=baseline_positions,

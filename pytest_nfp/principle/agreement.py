@@ -12,9 +12,7 @@ def match_slack(value: float, step: int, granule: int, match_tolerance: float) -
     return max(step, granule, match_tolerance * value)
 
 
-def compare(
-    interval: tuple[int, int | None], low: float, high: float | None, slack: float, decided: bool
-) -> Agreement:
+def compare(interval: tuple[int, int | None], low: float, high: float | None, slack: float, decided: bool) -> Agreement:
     """Hold a measured interval to the expected [low, high] (high None: at least), widened by slack both ways.
 
     decided: the interval's width comes from the grid alone, so meeting is agreeing. Where noise made it wide, it must

@@ -48,7 +48,7 @@ def moe_term(routing: Routing, block_m: int, experts: int, top_k: int, batch: in
 
 
 def branch_term(branch_limit: int, batch: int = 1) -> int:
-    """tau / b: past this token count the backend picks another tile, and M_moe no longer holds."""
+    """Tau / b: past this token count the backend picks another tile, and M_moe no longer holds."""
     require_positive(branch_limit=branch_limit, batch=batch)
     return whole_positions(branch_limit / batch)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pytest_nfp.principle.boundary import Boundary, Point, find_boundary
 from pytest_nfp.principle.checks import require_positive
@@ -154,7 +155,7 @@ def attention_work(
 
 
 def predict_boundary(
-    modules: Mapping[str, Callable[[int], Work]],
+    modules: Mapping[Any, Callable[[int], Work]],
     calibration: Calibration,
     tolerance: float = 0.20,
     baseline_positions: int = 1,
@@ -163,7 +164,7 @@ def predict_boundary(
 ) -> Prediction:
     """N_max of the predicted curve, over every N up to max_positions, or over the positions of a measured grid.
 
-    modules: name -> work of one forward at N positions. The scan over every N doubles until the curve has been
+    modules: name (a str) -> work of one forward at N positions. The scan over every N doubles until the curve has been
     outside the tolerance for as long as it was inside, so that a hole is seen and long flat tails cost little.
     """
     if not modules:

@@ -40,7 +40,7 @@ def _data() -> Path | None:
 
 
 def releases(gpu: str, module: str) -> list[Backend]:
-    """vLLM and SGLang releases with a table for this GPU and module; empty where the package is not installed."""
+    """VLLM and SGLang releases with a table for this GPU and module; empty where the package is not installed."""
     data = _data()
     if data is None or gpu not in SYSTEMS or module not in OPS:
         return []
@@ -107,10 +107,14 @@ def _check_bandwidth(case: Case, base_us: float) -> None:
         weights = case.bytes_per_element * moe.experts * moe.matrices * case.subject.hidden * moe.width
         smallest, what = MIN_EXPERTS_BYTES, "experts"
     if weights < smallest:
-        raise NoRecording(f"{what} of {weights / 1e6:.0f} MB stay in the cache; curves from {smallest / 1e6:.0f} MB on are read")
+        raise NoRecording(
+            f"{what} of {weights / 1e6:.0f} MB stay in the cache; curves from {smallest / 1e6:.0f} MB on are read"
+        )
     share = weights / (base_us * 1e-6) / gpu.bandwidth
     if share > 1:
-        raise NoRecording(f"T(N0) implies {share:.0%} of the peak bandwidth: not all {what} were read, so it is not comparable")
+        raise NoRecording(
+            f"T(N0) implies {share:.0%} of the peak bandwidth: not all {what} were read, so it is not comparable"
+        )
 
 
 def _gemm(path: Path, case: Case) -> list[tuple[int, float, str]]:
@@ -128,7 +132,9 @@ def _moe(path: Path, case: Case) -> list[tuple[int, float, str]]:
         raise NoRecording("the recordings hold balanced routing (and power laws), not skewed routing")
     is_deepseek = (hidden, moe.experts) == (7168, 256)
     if is_deepseek and (case.backend.framework, case.backend.release) in GROUP_LIMITED:
-        raise NoRecording("this table ran DeepSeek shapes with group-limited routing: half of the experts, not comparable")
+        raise NoRecording(
+            "this table ran DeepSeek shapes with group-limited routing: half of the experts, not comparable"
+        )
     wanted = [
         ("moe_dtype", "==", DTYPES[case.dtype]),
         ("distribution", "==", "balanced"),

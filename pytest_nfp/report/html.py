@@ -30,8 +30,10 @@ def _environment() -> Any:
 def render(record: Record) -> str:
     """A record as one HTML file."""
     charts = {c.id: chart(c, record.tolerance) for c in record.cases}
-    text: str = _environment().get_template("report.html").render(
-        record=record, totals=totals(record.cases), charts=charts, words=words
+    text: str = (
+        _environment()
+        .get_template("report.html")
+        .render(record=record, totals=totals(record.cases), charts=charts, words=words)
     )
     return text
 

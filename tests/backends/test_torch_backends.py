@@ -1,0 +1,117 @@
+"""Each CPU forward computes what a plain reference computes, and reads more than a cache holds before it repeats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pytest_nfp import backends
+from pytest_nfp.backends import torch_moe
+from pytest_nfp.cases import Backend, Case
+from pytest_nfp.catalog import Attention, Dense, Model, Moe
+
+TORCH = Backend("torch", "2.13.0")
+DENSE = Case(
+    "cpu", TORCH, "dense", Model(name="d", hidden=64, dense=Dense(width=96), source="t"), "fp32", kernel="matmul"
+)
+MOE = Case(
+    "cpu",
+    TORCH,
+    "moe",
+    Model(name="m", hidden=32, moe=Moe(experts=8, top_k=2, width=16), source="t"),
+    "fp32",
+    top_k=2,
+    routing="balanced",
+    kernel="grouped_mm",
+)
+ATTENTION = Case(
+    "cpu",
+    TORCH,
+    "attention",
+    Model(name="a", hidden=64, attention=Attention(heads=2, kv_heads=2, head_dim=32), source="t"),
+    "fp32",
+    context=40,
+    kernel="sdpa",
+)
+
+
+def run(case: Case, positions: int) -> torch.Tensor:
+    with torch.inference_mode():
+        out = backends.prepare(case, 0, 1000).forward(positions)()
+    assert isinstance(out, torch.Tensor)
+    return out
+
+
+@pytest.mark.parametrize("kernel", ["matmul", "onednn-packed"])
+@pytest.mark.parametrize(("batch", "positions"), [(1, 1), (2, 3), (1, 16)])
+def test_dense_is_two_gemms(kernel: str, batch: int, positions: int) -> None:
+    """x W1^T W2^T, whichever way the weights are laid out."""
+    case = replace(DENSE, kernel=kernel, batch=batch)
+    g = torch.Generator().manual_seed(0)
+    banks = backends.banks_needed(4 * 2 * 64 * 96, 1000)
+    weights = [[torch.randn(n, k, generator=g) / k**0.5 for n, k in ((96, 64), (64, 96))] for _ in range(banks)]
+    x = torch.randn(batch * positions, 64, generator=g)
+    torch.testing.assert_close(run(case, positions), x @ weights[0][0].T @ weights[0][1].T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("routing", ["balanced", "skewed"])
+@pytest.mark.parametrize("positions", [1, 3, 4, 9])
+def test_moe_is_the_weighted_sum_of_its_experts(routing: str, positions: int) -> None:
+    """SwiGLU experts one by one in a loop give what grouped_mm gives."""
+    case = replace(MOE, routing=routing)  # type: ignore[arg-type]
+    g = torch.Generator().manual_seed(0)
+    count = 1 if 8 * 4 * 3 * 32 * 16 > 4000 else backends.banks_needed(8 * 4 * 3 * 32 * 16, 1000)
+    w13, w2 = next(
+        (torch.randn(8, 32, 32, generator=g) / 32**0.5, torch.randn(8, 16, 32, generator=g) / 16**0.5)
+        for _ in range(count)
+    )
+    x = torch.randn(positions, 32, generator=g)
+    expected = torch.zeros(positions, 32)
+    for token, experts in enumerate(torch_moe.expert_ids(case, positions, 0)):
+        for e in experts:
+            gate, up = (x[token] @ w13[e]).chunk(2)
+            expected[token] += (torch.nn.functional.silu(gate) * up) @ w2[e] / 2
+    torch.testing.assert_close(run(case, positions), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_routing_is_what_its_name_says() -> None:
+    """Balanced fills every expert in turn; skewed gives every token the same k."""
+    balanced = torch_moe.expert_ids(MOE, 4, 0)
+    assert sorted(balanced.flatten().tolist()) == list(range(8))
+    skewed = torch_moe.expert_ids(replace(MOE, routing="skewed"), 5, 6)
+    assert {tuple(row) for row in skewed.tolist()} == {(6, 7)}
+
+
+@pytest.mark.parametrize("positions", [1, 5])
+def test_attention_is_softmax_over_cache_and_new_tokens(positions: int) -> None:
+    """L + N keys for N queries."""
+    g = torch.Generator().manual_seed(0)
+    banks = backends.banks_needed(2 * 4 * 2 * 40 * 32, 1000)
+    shape = (1, 2, 40 + 1024, 32)
+    kv = [(torch.randn(shape, generator=g), torch.randn(shape, generator=g)) for _ in range(banks)]
+    k, v = (t[:, :, : 40 + positions] for t in kv[0])
+    q = torch.randn(1, 2, positions, 32, generator=g)
+    expected = torch.softmax(q @ k.transpose(-1, -2) / 32**0.5, -1) @ v
+    torch.testing.assert_close(run(ATTENTION, positions), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [DENSE, MOE, ATTENTION])
+def test_more_is_rotated_than_the_cache_holds(case: Case) -> None:
+    """Two cache sizes lie between two readings of a byte."""
+    p = backends.prepare(case, 0, 10**6)
+    assert p.bytes_rotated - p.bytes_per_forward >= 2 * 10**6
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (replace(DENSE, backend=Backend("vllm", "1")), "no forward is built for vllm's dense module"),
+        (replace(DENSE, kernel="magic"), "no dense kernel named 'magic'"),
+    ],
+)
+def test_what_it_can_not_run_says_why(case: Case, reason: str) -> None:
+    """One reason each."""
+    with pytest.raises(backends.Unsupported, match=reason):
+        backends.prepare(case, 0, 1000)

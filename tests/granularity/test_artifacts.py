@@ -1,0 +1,64 @@
+"""A release's files from a local archive, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_nfp.granularity import artifacts
+from pytest_nfp.granularity.maps import RuleUnknown
+
+from . import releases
+
+WANTED = re.compile(r"\.py$")
+
+
+@pytest.fixture(autouse=True)
+def _no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests must not reach the index."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    artifacts._index_urls.cache_clear()
+    artifacts._index_files.cache_clear()
+
+
+@pytest.mark.parametrize("make", [releases.sdist, releases.wheel])
+def test_an_archive_is_read_by_name_and_version(tmp_path: Path, make: object) -> None:
+    """Wheels and source archives hold the same names; the sha256 is the archive's."""
+    make(tmp_path, "vllm", "99.1", {"vllm/a.py": "x = 1", "vllm/b.txt": "no"})  # type: ignore[operator]
+    a = artifacts.open_release("vllm", "99.1", WANTED, tmp_path)
+    assert a.names == {"vllm/a.py"}
+    assert a.read("vllm/a.py") == "x = 1"
+    assert re.fullmatch(r"[0-9a-f]{64}", a.sha256)
+
+
+def test_what_is_nowhere_names_every_place(tmp_path: Path) -> None:
+    """Not installed, no archive, no index: all three are said."""
+    with pytest.raises(RuleUnknown, match=r"vllm is not installed; no archive of vllm 99.9 in .*; pip is configured"):
+        artifacts.open_release("vllm", "99.9", WANTED, tmp_path)
+
+
+def test_a_truncated_archive_is_a_reason(tmp_path: Path) -> None:
+    """Half a download does not raise through."""
+    path = releases.sdist(tmp_path, "vllm", "99.1", {"vllm/a.py": "x = 1" * 10000})
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(RuleUnknown, match=r"vllm-99.1.tar.gz can't be read"):
+        artifacts.open_release("vllm", "99.1", WANTED, tmp_path)
+
+
+def test_members_that_lead_outside_are_left_out(tmp_path: Path) -> None:
+    """A path with .. or a root is not a member."""
+    releases.wheel(tmp_path, "vllm", "99.1", {"../evil.py": "x", "/abs.py": "x", "vllm/a.py": "x"})
+    assert artifacts.open_release("vllm", "99.1", WANTED, tmp_path).names == {"vllm/a.py"}
+
+
+def test_the_nearest_releases_surround_the_missing_one() -> None:
+    """In version order, not by letters."""
+    assert artifacts.nearest("0.9.5", ["0.9.1", "0.9.2", "0.10.0", "0.10.2", "0.33.0"]) == [
+        "0.9.1",
+        "0.9.2",
+        "0.10.0",
+        "0.10.2",
+    ]
+    assert artifacts.nearest("9", ["0.1", "0.2", "0.3", "0.4", "0.5"]) == ["0.2", "0.3", "0.4", "0.5"]

@@ -1,0 +1,118 @@
+"""The fused-MoE rule of a release, lifted from its source and evaluated, with its tuned files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_nfp.granularity import fused_moe
+from pytest_nfp.granularity.maps import Granularity, RuleUnknown
+
+from . import releases
+
+SHAPE = fused_moe.ExpertShape(256, 512, 2048, 8)
+
+
+def read(folder: Path, version: str = "99.1", device: str = "NVIDIA H20", framework: str = "vllm") -> Granularity:
+    return fused_moe.granularity(framework, version, SHAPE, device, "9.0", 227 * 1024, archives=folder)
+
+
+def test_a_default_rule_becomes_a_map(tmp_path: Path) -> None:
+    """Constants and helpers that the rule reaches are lifted with it."""
+    releases.vllm(tmp_path, "99.1")
+    g = read(tmp_path)
+    assert g.tiles() == [[1, 32, 16], [33, 96, 32], [97, 4096, 64]]
+    assert {r.source for r in g.ranges} == {"default rule"}
+    assert (g.origin, g.artifact_file) == ("archive", "vllm-99.1.tar.gz")
+
+
+def test_a_tuned_file_wins_with_its_nearest_key_at_any_count(tmp_path: Path) -> None:
+    """Keys 96 and 1024 alone: 1..560 are served by key 96, the tie at 560 by the first key."""
+    releases.vllm(tmp_path, "99.1", NVIDIA_H20=releases.tuned(m96=16, m1024=64))
+    g = read(tmp_path)
+    assert [(r.first, r.last, r.tile, r.key) for r in g.ranges] == [(1, 560, 16, 96), (561, 4096, 64, 1024)]
+    assert {r.source for r in g.ranges} == {"E=256,N=512,device_name=NVIDIA_H20.json"}
+
+
+def test_device_names_match_to_the_letter_and_near_misses_are_named(tmp_path: Path) -> None:
+    """H20-3e finds no H20 file: the default rule is in force, and the near miss is said, never substituted."""
+    releases.vllm(tmp_path, "99.1", NVIDIA_H20=releases.tuned(m1=128))
+    g = read(tmp_path, device="NVIDIA H20-3e")
+    assert g.tile(1) == 16
+    assert g.warnings == (
+        "default rule in force; a tuned file exists for NVIDIA_H20, not for NVIDIA_H20-3e: names match to the letter",
+    )
+
+
+def test_an_environment_variable_in_force_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """VLLM_BATCH_INVARIANT makes the tile constant."""
+    releases.vllm(tmp_path, "99.1")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    g = read(tmp_path)
+    assert g.tiles() == [[1, 4096, 64]]
+    assert g.warnings == ("VLLM_BATCH_INVARIANT=1 is in force",)
+
+
+def test_sglang_takes_the_folder_of_its_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The triton that the pinned torch brings decides the folder; a missing one falls back to the newest."""
+    monkeypatch.setattr(fused_moe, "pinned_requirement", lambda *a: "3.5.1")
+    name = "E=256,N=512,device_name=NVIDIA_H20.json"
+    files = {
+        f"{releases.SGLANG_FOLDER}/fused_moe_triton_config.py": releases.SGLANG_RULE,
+        f"{releases.SGLANG_FOLDER}/configs/triton_3_4_0/{name}": '{"1": {"BLOCK_SIZE_M": 32}}',
+        f"{releases.SGLANG_FOLDER}/configs/triton_3_5_1/{name}": '{"1": {"BLOCK_SIZE_M": 16}}',
+        "sglang-99.1.dist-info/METADATA": "Name: sglang\nRequires-Dist: torch==2.9.1\n",
+    }
+    releases.wheel(tmp_path, "sglang", "99.1", files)
+    assert read(tmp_path, framework="sglang").tiles() == [[1, 4096, 16]]
+    del files[f"{releases.SGLANG_FOLDER}/configs/triton_3_5_1/{name}"]
+    releases.wheel(tmp_path, "sglang", "99.2", files)
+    assert read(tmp_path, "99.2", framework="sglang").tiles() == [[1, 4096, 32]]
+
+
+def test_another_dtype_is_unknown_not_guessed(tmp_path: Path) -> None:
+    """fp8 comes with a later step: until then it is unknown, with the reason."""
+    releases.vllm(tmp_path, "99.1")
+    with pytest.raises(RuleUnknown, match="not for fp8"):
+        fused_moe.granularity("vllm", "99.1", SHAPE, "NVIDIA H20", "9.0", 1, "fp8", tmp_path)
+
+
+def bad_rule(body: str) -> str:
+    return f"def try_get_optimal_moe_config(w1_shape, w2_shape, top_k, dtype, M, block_shape=None):\n    {body}\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return {}.__class__", "__class__ is not allowed"),
+        ("import socket\n    return socket.socket()", "no stub"),
+        ("return open('/etc/passwd').read()", "FileNotFoundError"),
+        ("return eval('1')", "calls eval, for which there is no stub"),
+        ("return {'BLOCK_SIZE_N': 1}", "has no BLOCK_SIZE_M"),
+        ("return helper_from_elsewhere(M)", "calls helper_from_elsewhere, for which there is no stub"),
+        ("return try_get_optimal_moe_config(w1_shape, w2_shape, top_k, dtype, M)", "recurses without end"),
+        ("return [0] * 10**10", "more memory than it may"),
+        ("return '{0.__globals__}'.format_map", "format_map is not allowed"),
+    ],
+)
+def test_a_rule_that_reaches_for_more_is_unknown(tmp_path: Path, body: str, reason: str) -> None:
+    """Whatever the source asks for, the answer is a reason, and this process goes on."""
+    releases.vllm(tmp_path, "99.1", bad_rule(body))
+    with pytest.raises(RuleUnknown, match=reason):
+        read(tmp_path)
+
+
+def test_a_rule_that_loops_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit ends it."""
+    monkeypatch.setattr(fused_moe, "TIMEOUT_S", 1)
+    releases.vllm(tmp_path, "99.1", bad_rule("while True: pass"))
+    with pytest.raises(RuleUnknown, match="did not end within 1 s"):
+        read(tmp_path)
+
+
+def test_a_release_without_the_rule_says_so(tmp_path: Path) -> None:
+    """Another layout is unknown, with what was looked for."""
+    releases.vllm(tmp_path, "99.1", "x = 1\n")
+    with pytest.raises(RuleUnknown, match="has no function try_get_optimal_moe_config"):
+        read(tmp_path)

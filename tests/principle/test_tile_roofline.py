@@ -1,0 +1,130 @@
+"""The tile roofline: limits that have closed forms, monotony, and a published GPU curve."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_nfp.principle import Calibration, attention_work, dense_work, moe_work, n_idle_dense, predict_boundary
+from pytest_nfp.principle.tile_roofline import Work
+
+SHAPES = [(10**9, 10**9)]  # so large that activations, N * 2e9 of 1e18 elements, do not show
+
+
+def dense_n_max(flops: float, bandwidth: float, overlap: float) -> float:
+    c = Calibration(flops, bandwidth, overlap)
+    return predict_boundary({"dense": lambda n: dense_work(n, 1, SHAPES, 2, None)}, c).n_max
+
+
+@given(st.floats(20, 300), st.sampled_from([1.0, 1.5, 2.0, 4.0]))
+def test_dense_n_max_follows_the_closed_form_with_overlap(balance: float, p: float) -> None:
+    """The largest whole N up to N_idle * ((1+e)^p * (1 + N_idle^-p) - 1)^(1/p)."""
+    n_idle = n_idle_dense(balance, 2)
+    expected = n_idle * ((1.2**p) * (1 + n_idle**-p) - 1) ** (1 / p)
+    if abs(expected - round(expected)) > 1e-2:
+        assert dense_n_max(balance * 1e12, 1e12, p) == max(1, math.floor(expected))
+
+
+def test_full_overlap_gives_the_tolerance_above_idle_compute() -> None:
+    """p = infinity: N_max is (1 + e) * N_idle, as compute may grow past memory by e."""
+    assert dense_n_max(153e12, 1e12, math.inf) == math.floor(1.2 * 153)
+
+
+def test_the_measured_cpu_curve_with_no_overlap_is_three_or_four() -> None:
+    """p near 1 with N_idle near 17 gives N_max 3 or 4, not 17."""
+    assert dense_n_max(8.5e12, 1e12, 1.0) == 2
+    assert dense_n_max(17e12, 1e12, 1.0) in (3, 4)
+
+
+@pytest.mark.parametrize(("reread", "growth"), [(1.0, 2.0), (0.3, 1.3), (0.0, 1.0)])
+def test_a_second_tile_rereads_the_weights(reread: float, growth: float) -> None:
+    """Skewed MoE, memory bound: T is flat to the tile's edge and grows by r past it."""
+    c = Calibration(1e18, 1e12, reread=reread)
+
+    def work(n: int) -> Work:
+        return moe_work(n, 1, "skewed", 8, 1, 4096, 14336, 2, lambda rows: 16)
+
+    assert work(16).latency_us(c) == pytest.approx(work(1).latency_us(c), rel=0.02)
+    assert work(17).latency_us(c) / work(16).latency_us(c) == pytest.approx(growth, rel=0.02)
+    assert (predict_boundary({"moe": work}, c, max_positions=128).n_max == 16) == (growth > 1.2)
+
+
+def test_a_switch_to_a_larger_tile_is_free_while_the_padded_work_is_under_the_roofline() -> None:
+    """Balanced, E = 256, k = 8: 16 rows to M = 32, then 32, 64, 128: one tile per expert up to M = 512 and more."""
+
+    def tile(rows: int) -> int:
+        return 16 if rows <= 32 else 32 if rows <= 96 else 64 if rows <= 512 else 128
+
+    c = Calibration(1e18, 4.8e12)
+    work = {"moe": lambda n: moe_work(n, 1, "balanced", 256, 8, 2048, 512, 2, tile)}
+    assert predict_boundary(work, c, baseline_positions=32).n_max > 512
+
+
+def test_published_mixtral_curve_on_h100() -> None:
+    """A published curve (E = 8 of width 7168, k = 2, M = 1 to 1536) is met from M = 24 on within 20%.
+
+    With the 16/32/64/128 map, bandwidth share 0.88, compute share 0.65, p = 8, 3 us, r = 0.3. Below that random
+    routing leaves experts out, which balanced rows do not describe.
+    """
+
+    def tile(rows: int) -> int:
+        return 16 if rows <= 32 else 32 if rows <= 96 else 64 if rows <= 512 else 128
+
+    measured = {24: 478, 32: 487, 48: 488, 64: 483, 96: 494, 128: 491, 256: 537, 512: 662, 1024: 834, 1536: 1123}
+    c = Calibration(0.65 * 989.5e12, 0.88 * 3.35e12, 8, 0.3, 3)
+    for tokens, us in measured.items():
+        work = moe_work(tokens, 1, "balanced", 8, 2, 4096, 7168, 2, tile, matrices=3)
+        assert work.latency_us(c) + c.fixed_us == pytest.approx(us, rel=0.20)
+
+
+def test_attention_steps_at_the_tile_edge() -> None:
+    """Unpacked 64-row tiles step at 65 positions; packed at GQA 4, 128 rows are 32 positions."""
+    c = Calibration(1e18, 4e12)
+
+    def n_max(packed: bool, rows: int) -> int:
+        work = {"attention": lambda n: attention_work(n, 1, 4096, 16, 4, 128, 2, lambda _: rows, packed)}
+        return predict_boundary(work, c).n_max
+
+    assert n_max(False, 64) == 64
+    assert n_max(True, 128) == 32
+
+
+def test_an_unpadded_kernel_computes_its_rows_alone() -> None:
+    """torch's CPU kernel ends its last query block with the rows that there are."""
+    padded = attention_work(1, 1, 4096, 16, 16, 128, 4, lambda _: 32)
+    exact = attention_work(1, 1, 4096, 16, 16, 128, 4, lambda _: 32, padded=False)
+    assert padded.flops == 32 * exact.flops
+
+
+@given(
+    st.floats(1e9, 1e15),
+    st.floats(1e6, 1e13),
+    st.sampled_from([1.0, 1.3, 2.0, 8.0, 500.0, math.inf]),
+    st.floats(1, 1e15),
+    st.floats(1, 1e12),
+)
+def test_latency_lies_between_the_maximum_and_the_sum(f: float, b: float, p: float, flops: float, moved: float) -> None:
+    """Whatever the overlap: no better than the slower resource, no worse than both in turn."""
+    c = Calibration(f, b, p)
+    memory, compute = moved / b * 1e6, flops / f * 1e6
+    us = Work(flops, moved).latency_us(c)
+    assert max(memory, compute) * (1 - 1e-9) <= us <= (memory + compute) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"flops": 0}, "flops"),
+        ({"bandwidth": math.inf}, "bandwidth"),
+        ({"overlap": 0.5}, "overlap must be at least 1"),
+        ({"reread": 1.5}, "reread must lie in"),
+        ({"fixed_us": -1}, "fixed_us"),
+    ],
+)
+def test_a_calibration_that_means_nothing_is_refused(changed: dict[str, float], message: str) -> None:
+    """Each number has its range."""
+    with pytest.raises(ValueError, match=message):
+        Calibration(**({"flops": 1e12, "bandwidth": 1e12} | changed))

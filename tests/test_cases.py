@@ -1,0 +1,60 @@
+"""Case identities and expansion."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_nfp import catalog
+from pytest_nfp.cases import Backend, Case, expand, parse_backend
+from pytest_nfp.catalog import UnknownName
+
+VLLM = Backend("vllm", "0.9.1")
+
+
+def test_ids_are_unique_over_the_whole_catalog() -> None:
+    """No two cases share an id."""
+    ids = [
+        c.id
+        for m in catalog.models()
+        for module in ("dense", "moe", "attention")
+        for gpu, backend in (
+            ("h20", VLLM),
+            ("h20", Backend("flash-attn", "2.8.3")),
+            ("cpu", Backend("torch", "2.13.0")),
+        )
+        for c in expand(gpu, backend, module, m)
+    ]
+    assert len(ids) == len(set(ids)) > 50
+
+
+def test_the_papers_grid() -> None:
+    """k from 2 to 256, balanced and skewed; L of the attention module."""
+    moe = list(expand("h20", VLLM, "moe", catalog.model("moe-ffn-256x4096x1024")))
+    assert [c.top_k for c in moe if c.routing == "skewed"] == [2, 4, 8, 16, 32, 64, 128, 256]
+    assert moe[0].id == "h20-vllm==0.9.1-moe-ffn-256x4096x1024-moe-bf16-b1-k2-balanced"
+    attention = list(expand("h20", Backend("flash-attn", "2.8.3"), "attention", catalog.model("qwen3-8b")))
+    assert [c.context for c in attention] == [128, 256, 384, 512]
+
+
+def test_a_backend_runs_its_own_modules_alone() -> None:
+    """flash-attn has no MoE; a MoE model's few dense layers are no dense case."""
+    assert not list(expand("h20", Backend("flash-attn", "2.8.3"), "moe", catalog.model("llada-2.1-mini")))
+    assert not list(expand("h20", VLLM, "dense", catalog.model("llada-2.1-mini")))
+    assert not list(expand("h20", VLLM, "moe", catalog.model("qwen3-8b")))
+
+
+def test_n0_and_granule_of_balanced_routing() -> None:
+    """ceil(E / (b*k)); 1 elsewhere."""
+    c = Case("h20", VLLM, "moe", catalog.model("llada-2.1-mini"), "bf16", top_k=8, routing="balanced")
+    assert c.baseline_positions == c.granule == 32
+    assert Case("h20", VLLM, "dense", catalog.model("qwen3-8b"), "bf16").baseline_positions == 1
+
+
+def test_backends_are_parsed_with_their_common_names() -> None:
+    """flashinfer means flashinfer-python; a release may be left out."""
+    assert parse_backend("flashinfer==0.5.3") == Backend("flashinfer-python", "0.5.3")
+    assert parse_backend("vllm") == Backend("vllm", "")
+    with pytest.raises(UnknownName, match="unknown backend 'vlm==1'; did you mean vllm"):
+        parse_backend("vlm==1")
+    with pytest.raises(UnknownName, match="not a version"):
+        parse_backend("vllm==new")

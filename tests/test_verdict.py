@@ -1,0 +1,199 @@
+"""Outcomes: both ways, by the right predictor, with reasons that say what happened."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pytest_nfp import catalog
+from pytest_nfp.baselines import CaseBaseline, Measured, Tiles
+from pytest_nfp.cases import Backend, Case
+from pytest_nfp.measure import Curve
+from pytest_nfp.predict import Figures, Predicted, datasheet, predict_case
+from pytest_nfp.principle import Boundary, Calibration, Point, closed_form, find_boundary
+from pytest_nfp.verdict import Verdict, judge_boundary, judge_granularity, judge_prediction, worst
+
+from .granularity.test_maps import granularity
+
+CASE = Case(
+    "h200", Backend("vllm", "0.24.0"), "moe", catalog.model("llada-2.1-mini"), "bf16", top_k=8, routing="balanced"
+)
+OLD = Tiles(kernel="triton", source="default rule", tiles=[(1, 256, 16), (257, 4096, 64)])
+NEW = granularity(*([16] * 32 + [32] * 64 + [64] * 416 + [128] * 3584))
+H200 = catalog.gpu("h200")
+SHEET = datasheet(H200.peak_flops, H200.bandwidth)
+
+
+def curve(*points: tuple[int, float], **changed: object) -> Curve:
+    c = Curve(tuple(Point(n, us) for n, us in points), 32, "recorded", "a table", "triton")
+    return replace(c, **changed)  # type: ignore[arg-type]
+
+
+def predicted(n: int, roofline: int | None = None) -> Predicted:
+    p = predict_case(CASE, SHEET, NEW)
+    tile_roofline = replace(p.tile_roofline, boundary=Boundary(roofline or n, (n, n), n, (), 32))
+    return replace(p, principle=closed_form(branch=n), tile_roofline=tile_roofline)
+
+
+def judge(c: Curve, p: Predicted, measured: Measured | None = None, figures: Figures = SHEET) -> Verdict:
+    b = find_boundary(c.points, 0.2, 32)
+    baseline = CaseBaseline(baseline_positions=32, measured=measured)
+    return judge_boundary(CASE, c, b, p, figures, NEW, baseline, 0.15)
+
+
+FLAT = curve((32, 400), (64, 410), (128, 420), (256, 430), (512, 440), (768, 700))
+
+
+def stored(n_max: int, interval: tuple[int, int | None], because: str | None = None, t0: float = 400) -> Measured:
+    return Measured(
+        kind="recorded",
+        n_max=n_max,
+        interval=interval,
+        n_first_exit=n_max,
+        prediction="deviates" if because else "agrees",
+        because=because,
+        source="a table",
+        kernel="triton",
+        curve=[(32, t0)],
+    )
+
+
+def test_a_boundary_where_it_is_predicted_passes() -> None:
+    """Within one sweep step, one granule or 15%."""
+    assert judge(FLAT, predicted(512)).outcome == "PASS"
+    assert judge(FLAT, predicted(700)).outcome == "PASS"
+
+
+def test_a_boundary_past_the_prediction_fails_and_names_the_free_switches() -> None:
+    """tau = 32 against 512 recorded: sixteen times too low."""
+    v = judge(FLAT, predicted(32))
+    assert v.outcome == "FAIL"
+    assert "recorded N_max 512 to 767, principle 32: they differ" in v.reasons[0]
+    assert "16 to 32 rows at M=32, 32 to 64 rows at M=96: these switches are free here" in v.reasons[0]
+
+
+def test_a_boundary_short_of_the_prediction_fails_too() -> None:
+    """Both ways."""
+    v = judge(curve((32, 400), (64, 600), (128, 900)), predicted(512))
+    assert v.outcome == "FAIL"
+    assert "T grows 1.50x from N=32 to 64" in v.reasons[0]
+
+
+def test_a_known_deviation_passes_and_fails_when_it_goes_away() -> None:
+    """The baseline's reason is repeated; agreement is news."""
+    known = stored(512, (512, 767), because="the switches are free")
+    v = judge(FLAT, predicted(32), known)
+    assert v.outcome == "PASS"
+    assert "deviates, as the baseline says: the switches are free" in v.reasons[0]
+    gone = judge(FLAT, predicted(512), known)
+    assert gone.outcome == "FAIL"
+    assert "they agree, but the baseline says the prediction deviates" in gone.reasons[0]
+
+
+@pytest.mark.parametrize(("n_max", "interval", "way"), [(64, (64, 79), "grew"), (4096, (4096, None), "shrank")])
+def test_a_boundary_that_left_its_baseline_fails_both_ways(
+    n_max: int, interval: tuple[int, int | None], way: str
+) -> None:
+    """A larger N_max is news as well: something changed."""
+    v = judge(FLAT, predicted(512), stored(n_max, interval))
+    assert v.outcome == "FAIL"
+    assert any(f"N_max {way} against the baseline: {n_max} to 512 to 767" in r for r in v.reasons)
+
+
+def test_a_speed_up_that_shrinks_n_max_is_reported_as_such() -> None:
+    """T(N0) fell, so the same absolute curve leaves 20% earlier."""
+    v = judge(curve((32, 300), (64, 310), (128, 420), (256, 430)), predicted(64), stored(512, (512, 767)))
+    assert any("T(N0) fell from 400.0 to 300.0 us: a speed-up alone shrinks N_max" in r for r in v.reasons)
+
+
+def test_noise_is_undecided_not_failed() -> None:
+    """The interval reaches from the prediction to far past it."""
+    points = (Point(32, 400, 1, 1), Point(64, 410, 1.0, 1.05), Point(512, 470, 1.1, 1.3), Point(768, 900, 2, 2.4))
+    noisy = Curve(points, 32, "measured", "a GPU", "triton")
+    v = judge(noisy, predicted(64))
+    assert v.outcome == "UNDECIDED"
+    assert "noise leaves N = 512 open" in v.reasons[0]
+
+
+def test_the_calibrated_tile_roofline_is_what_counts() -> None:
+    """Where the device is calibrated, the closed form is reported beside it and held to nothing."""
+    calibrated = Figures(1e12, 1e12, Calibration(1e12, 1e12), "calibrated")
+    assert judge(FLAT, predicted(32, 512), figures=calibrated).outcome == "PASS"
+    assert judge(FLAT, predicted(512, 32), figures=calibrated).outcome == "FAIL"
+
+
+def test_a_kernel_that_the_predictor_does_not_describe_is_held_to_its_baseline_alone() -> None:
+    """Without one nothing is claimed, with the cause."""
+    figures = Figures(1e12, 1e12, Calibration(1e12, 1e12), "calibrated", False, "T grows 2x from N=1 to 2")
+    v = judge(FLAT, predicted(32), figures=figures)
+    assert v.outcome == "UNDECIDED"
+    assert "does not describe this kernel (T grows 2x from N=1 to 2)" in v.reasons[0]
+    assert judge(FLAT, predicted(32), stored(512, (512, 767)), figures).outcome == "PASS"
+
+
+def test_an_invalid_measurement_is_not_judged() -> None:
+    """Its reasons stand alone."""
+    assert judge(replace(FLAT, invalid=("drift",)), predicted(512)) == Verdict("INVALID", ("drift",))
+
+
+def test_a_hole_is_reported() -> None:
+    """Both readings, always."""
+    v = judge(curve((32, 400), (64, 600), (128, 410), (256, 900)), predicted(128))
+    assert any("the curve has a hole: it leaves 32 and is back within tolerance up to 128" in r for r in v.reasons)
+
+
+def test_another_kernel_than_the_rules_is_the_cause() -> None:
+    """The tile rule describes the Triton path."""
+    v = judge(replace(FLAT, kernel="flashinfer_trtllm"), predicted(32))
+    assert "What ran is flashinfer_trtllm; the tile rule describes the Triton path." in v.reasons[0]
+
+
+def test_a_changed_map_says_range_tiles_and_effect() -> None:
+    """Which tokens, from which tile to which, and what that does to N_max."""
+    v = judge_granularity(NEW, OLD, "the baseline of vllm==0.9.1", "N_max 256 to 32 by the principle (branch limits)")
+    assert v.outcome == "FAIL"
+    assert v.reasons[0].startswith(
+        "granularity changed against the baseline of vllm==0.9.1: 33..96 tokens: 16 to 32 rows; 97..256 tokens: 16 to 64 rows"
+    )
+    assert v.reasons[0].endswith("N_max 256 to 32 by the principle (branch limits)")
+
+
+def test_equal_maps_pass_and_another_source_is_a_note() -> None:
+    """Maps are compared, not file names; another kernel is a change."""
+    same = granularity(*([16] * 256 + [64] * 3840))
+    assert judge_granularity(same, OLD, "b", "") == Verdict("PASS")
+    moved = OLD.model_copy(update={"source": "E=256.json"})
+    assert "same tiles from another source" in judge_granularity(same, moved, "b", "").reasons[0]
+    assert judge_granularity(replace(same, kernel="cutlass"), OLD, "b", "").outcome == "FAIL"
+    assert judge_granularity(same, None, "", "").reasons[0].startswith("no baseline for this map")
+
+
+def test_a_changed_prediction_gives_both_predictors_before_and_after() -> None:
+    """And the tiles behind it."""
+    p = predict_case(CASE, SHEET, NEW)
+    old = CaseBaseline.model_validate(
+        {
+            "baseline_positions": 32,
+            "predicted": {
+                "principle": {"n_max": 256, "limiting": "branch"},
+                "tile_roofline": {"n_max": 256, "limiting": "moe"},
+            },
+        }
+    )
+    v = judge_prediction(p, old, "the baseline of vllm==0.9.1", ["33..96 tokens: 16 to 32 rows"])
+    assert v.outcome == "FAIL"
+    assert "N_max 256 to 32 by the principle (branch limits)" in v.reasons[0]
+    assert "because of 33..96 tokens: 16 to 32 rows" in v.reasons[0]
+    same = CaseBaseline.model_validate({"baseline_positions": 32, "predicted": p.as_dict()})
+    assert judge_prediction(p, same, "b", []) == Verdict("PASS")
+    assert math.isinf(p.n_idle)
+
+
+def test_the_worst_outcome_stands_for_several() -> None:
+    """A failure before anything; skipped only if all are."""
+    assert worst(["PASS", "FAIL", "UNDECIDED"]) == "FAIL"
+    assert worst(["SKIPPED", "PASS"]) == "PASS"
+    assert worst(["SKIPPED"]) == "SKIPPED"
+    assert worst(["UNDECIDED", "INVALID"]) == "INVALID"

@@ -81,7 +81,7 @@ class BaselineFile(_Strict):
 
 def path_of(folder: Path, gpu: str, backend: Backend, subject: str) -> Path:
     """<folder>/<gpu>/<framework>-<release>/<subject>.yaml."""
-    return folder / gpu / f"{backend.framework}-{backend.release}" / f"{subject}.yaml"
+    return folder / gpu / _folder_name(backend) / f"{subject}.yaml"
 
 
 def load(folder: Path, gpu: str, backend: Backend, subject: str) -> BaselineFile | None:
@@ -96,7 +96,7 @@ def load_nearest(folder: Path, gpu: str, backend: Backend, subject: str) -> tupl
     stored = [b for b in stored if path_of(folder, gpu, b, subject).exists()]
     if not stored:
         return None
-    before = [b for b in stored if Version(b.release) <= Version(backend.release)]
+    before = [b for b in stored if Version(b.release or "0") <= Version(backend.release or "0")]
     chosen = before[-1] if before else stored[0]
     found = load(folder, gpu, chosen, subject)
     return None if found is None else (found, chosen)
@@ -107,14 +107,18 @@ def stored_backends(folder: Path, gpu: str) -> list[Backend]:
     found = []
     for path in (folder / gpu).glob("*/"):
         framework, _, release = path.name.rpartition("-")
-        if framework and any(path.glob("*.yaml")):
-            found.append(Backend(framework, release))
-    return sorted(found, key=lambda b: (b.framework, Version(b.release)))
+        if any(path.glob("*.yaml")):
+            found.append(Backend(framework, release) if framework else Backend(release, ""))
+    return sorted(found, key=lambda b: (b.framework, Version(b.release or "0")))
+
+
+def _folder_name(backend: Backend) -> str:
+    return f"{backend.framework}-{backend.release}" if backend.release else backend.framework
 
 
 def stored_subjects(folder: Path, gpu: str, backend: Backend) -> list[str]:
     """The subjects with a file for this release."""
-    return sorted(p.stem for p in (folder / gpu / f"{backend.framework}-{backend.release}").glob("*.yaml"))
+    return sorted(p.stem for p in (folder / gpu / _folder_name(backend)).glob("*.yaml"))
 
 
 def tiles_of(granularity: Granularity) -> Tiles:

@@ -10,7 +10,8 @@ from pytest_nfp import catalog
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.principle.routing import Routing, baseline_positions
 
-Module = Literal["dense", "moe", "attention"]
+Module = Literal["dense", "moe", "attention", "own"]
+"""`own` is a forward that a user's test brings: no module that the catalog describes."""
 FRAMEWORKS: dict[Module, tuple[str, ...]] = {
     "dense": ("vllm", "sglang", "torch"),
     "moe": ("vllm", "sglang", "torch"),
@@ -33,7 +34,7 @@ class Backend:
     release: str
 
     def __str__(self) -> str:
-        return f"{self.framework}=={self.release}"
+        return f"{self.framework}=={self.release}" if self.release else self.framework
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class Case:
     @property
     def key(self) -> str:
         """The workload inside a baseline file, such as bf16-b1-k8-balanced."""
+        if self.module == "own":
+            return "curve"
         parts = [self.module, self.dtype]
         if self.kernel:
             parts.append(self.kernel)
@@ -117,7 +120,7 @@ def parse_backend(text: str) -> Backend:
 
 def expand(gpu: str, backend: Backend, module: Module, subject: Model) -> Iterator[Case]:
     """Every case of a module of a subject by one backend, on the subject's own grid."""
-    if backend.framework not in FRAMEWORKS[module] or getattr(subject, module) is None:
+    if module == "own" or backend.framework not in FRAMEWORKS[module] or getattr(subject, module) is None:
         return
     if module == "dense" and subject.moe is not None:
         return  # A MoE model's few dense layers do not bound it: the principle has no dense term for it.

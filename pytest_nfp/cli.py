@@ -128,7 +128,8 @@ def _predict(given: argparse.Namespace) -> int:
     ]
     gpu = catalog.gpu(given.gpu)
     predicted = predict_model(pairs, datasheet(gpu.peak_flops, gpu.bandwidth), given.tolerance)
-    terms = predicted.principle
+    terms, roofline = predicted.principle, predicted.tile_roofline
+    assert roofline is not None and predicted.n_idle is not None
     answer: dict[str, Any] = {
         "gpu": gpu.name,
         "model": cases[0].subject.name,
@@ -141,8 +142,8 @@ def _predict(given: argparse.Namespace) -> int:
         "n_max": terms.n_max,
         "limiting": terms.limiting,
         "tile_roofline": {
-            "n_max": predicted.tile_roofline.n_max,
-            "limiting": predicted.tile_roofline.limiting,
+            "n_max": roofline.n_max,
+            "limiting": roofline.limiting,
             "basis": predicted.basis,
         },
         "granularity": {
@@ -166,8 +167,7 @@ def _predict(given: argparse.Namespace) -> int:
     for name, value in answer["terms"].items():
         if value is not None:
             print(f"    {name:<14} {value}")
-    roofline = answer["tile_roofline"]
-    print(f"  tile roofline    N_max {roofline['n_max']}, limited by {roofline['limiting']} ({roofline['basis']})")
+    print(f"  tile roofline    N_max {roofline.n_max}, limited by {roofline.limiting} ({predicted.basis})")
     for module, g in answer["granularity"].items():
         ranges = ", ".join(f"{first}..{last}: {tile}" for first, last, tile in g["tiles"])
         print(f"  {module} tiles: {ranges} rows ({g['origin']}: {g['artifact']})")

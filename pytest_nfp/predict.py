@@ -58,19 +58,23 @@ def datasheet(peak_flops: float, bandwidth: float) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Both predictors, always named. n_idle may be infinite: unbounded."""
+    """Both predictors, always named. n_idle may be infinite: unbounded.
 
-    n_idle: float
+    A forward that a user's test brings has neither idle compute nor a tile roofline: both are None.
+    """
+
+    n_idle: float | None
     principle: ClosedForm
-    tile_roofline: Prediction
+    tile_roofline: Prediction | None
     basis: str
 
     def as_dict(self) -> dict[str, Any]:
         """As baselines store it: whole positions and limiting modules."""
-        return {
-            "principle": {"n_max": self.principle.n_max, "limiting": self.principle.limiting},
-            "tile_roofline": {"n_max": self.tile_roofline.n_max, "limiting": self.tile_roofline.limiting},
-        }
+        terms = {"principle": {"n_max": self.principle.n_max, "limiting": self.principle.limiting}}
+        if self.tile_roofline is not None:
+            roofline = self.tile_roofline
+            terms["tile_roofline"] = {"n_max": roofline.n_max, "limiting": roofline.limiting}
+        return terms
 
 
 def gemm_shapes(case: Case) -> list[tuple[int, int]]:

@@ -20,8 +20,7 @@ from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, granular
 from pytest_nfp.measure import PROTOCOLS, Curve, sweep
 from pytest_nfp.measure.sweep import Interrupted
 from pytest_nfp.predict import Figures, Predicted, datasheet, gemm_shapes, predict_case
-from pytest_nfp.principle import Boundary, Calibration, Point, find_boundary, predict_boundary, sensitivity
-from pytest_nfp.principle.tile_roofline import Work
+from pytest_nfp.principle import Boundary, ClosedForm, Point, find_boundary, sensitivity
 from pytest_nfp.records import CaseRecord, Question, Record, TestResult
 from pytest_nfp.settings import Settings
 from pytest_nfp.verdict import (
@@ -307,10 +306,7 @@ class Session:
         try:
             curve, why_not = self._curve(case, granularity)
         except Interrupted as interrupted:
-            self.partial = True
-            interrupted_verdict = Verdict("UNDECIDED", ("interrupted while it was measured",))
-            boundary = _boundary(interrupted.curve, self.settings.tolerance)
-            self._note(case, "boundary", interrupted_verdict, predicted, granularity, interrupted.curve, boundary)
+            self._note_interrupted(case, predicted, granularity, interrupted)
             raise
         if curve is None:
             return self._note(case, "boundary", why_not, predicted, granularity)
@@ -320,8 +316,21 @@ class Session:
             self.say(f"{case.key} has n_max {found.n_max}, interval {found.n_max_interval}: {verdict.outcome}")
         return verdict
 
+    def _note_interrupted(
+        self, case: Case, predicted: Predicted | None, granularity: Granularity | None, interrupted: Interrupted
+    ) -> None:
+        self.partial = True
+        verdict = Verdict("UNDECIDED", ("interrupted while it was measured",))
+        boundary = _boundary(interrupted.curve, self.settings.tolerance)
+        self._note(case, "boundary", verdict, predicted, granularity, interrupted.curve, boundary)
+
     def _judge(
-        self, case: Case, curve: Curve, predicted: Predicted, figures: Figures, granularity: Granularity | None
+        self,
+        case: Case,
+        curve: Curve,
+        predicted: Predicted | None,
+        figures: Figures | None,
+        granularity: Granularity | None,
     ) -> Verdict:
         boundary = _boundary(curve, self.settings.tolerance)
         if boundary is None:
@@ -341,9 +350,12 @@ class Session:
             refused = f"no baseline was written: {verdict.outcome}, a boundary must be sure before it is stored"
             verdict = Verdict(verdict.outcome, (*verdict.reasons, refused))
         elif is_sure and self._is_update(exact, has_baseline, verdict):
-            predictor, n = held_to(predicted, figures)
-            agrees = agreement(case, curve, boundary, n, n, self.settings.match_tolerance) == "agrees"
-            because = f"{predictor} {n}: {figures.cause or explain(case, curve, boundary, n, granularity)}"
+            agrees, because = True, ""
+            if predicted is not None:
+                predictor, n = held_to(predicted, figures)
+                agrees = agreement(case, curve, boundary, n, n, self.settings.match_tolerance) == "agrees"
+                cause = figures.cause if figures is not None else ""
+                because = f"{predictor} {n}: {cause or explain(case, curve, boundary, n, granularity)}"
             entry = self._update_case(case)
             entry.measured = baselines.measured_of(curve, boundary, agrees, because)
             verdict = Verdict("PASS", ("baseline written" + ("" if agrees else f", prediction deviates: {because}"),))
@@ -404,37 +416,31 @@ class Session:
         device, absent = self.device(gpu)
         if device is None:
             raise LookupError(absent)
-        protocol = PROTOCOLS[self.settings.protocol]
         with device_lock(gpu):
-            return sweep(
-                make_forward,
-                positions or [*GRID, 33, 65, 96, 128],
-                device,
-                protocol,
-                self.settings.tolerance,
-                baseline_positions,
-                self.settings.seed,
-                name,
-                lambda text: self.say(f"{name}: {text}"),
-            )
+            try:
+                return sweep(
+                    make_forward,
+                    positions or [*GRID, 33, 65, 96, 128],
+                    device,
+                    PROTOCOLS[self.settings.protocol],
+                    self.settings.tolerance,
+                    baseline_positions,
+                    self.settings.seed,
+                    name,
+                    lambda text: self.say(f"{name}: {text}"),
+                )
+            except Interrupted as interrupted:
+                self._note_interrupted(own_case(gpu, name), None, None, interrupted)
+                raise
 
     def check_own(self, curve: Curve, granularity: int | None, name: str) -> Verdict:
         """Hold a user's curve to its granularity (N_max = rows of a tile) and to its stored baseline."""
-        gpu = self.gpus()[0]
-        subject = Model(name=name, hidden=1, source="own kernel")
-        case = Case(gpu, Backend("own", "0"), "attention", subject, "bf16")
-        boundary = _boundary(curve, self.settings.tolerance)
-        grid_end = curve.points[-1].positions if curve.points else 1
-        n = granularity if granularity is not None else grid_end
-        figures = Figures(1, 1, Calibration(1, 1), "datasheet", granularity is not None, "no granularity was given")
-        from pytest_nfp.principle import closed_form
-
-        flat = predict_boundary({"own": lambda _: Work(1, 1)}, Calibration(1, 1), positions=[1])
-        predicted = Predicted(math.inf, closed_form(attention=n), flat, "given by the test")
-        if boundary is None:
-            verdict = Verdict("INVALID" if curve.invalid else "UNDECIDED", curve.invalid or ("no point was measured",))
-            return self._note(case, "boundary", verdict, predicted, None, curve)
-        return self._judge(case, curve, predicted, figures, None)
+        case = own_case(self.gpus()[0], name)
+        predicted = None
+        if granularity is not None:
+            rows = ClosedForm(None, None, None, None, granularity, "granularity")
+            predicted = Predicted(None, rows, None, "the granularity that the test gives")
+        return self._judge(case, curve, predicted, None, None)
 
     # Baselines and records
 
@@ -510,8 +516,8 @@ class Session:
             baseline_positions=case.baseline_positions,
         )
         if predicted is not None:
-            record.n_idle = records.finite(predicted.n_idle)
-            record.n_idle_unbounded = record.n_idle is None
+            record.n_idle = None if predicted.n_idle is None else records.finite(predicted.n_idle)
+            record.n_idle_unbounded = predicted.n_idle is not None and record.n_idle is None
             record.predicted = predicted.as_dict()
             record.basis = predicted.basis
             record.n_max = predicted.principle.n_max
@@ -597,6 +603,11 @@ def positions_to_measure(case: Case, granularity: Granularity | None) -> list[in
         # Below N0 the curve shows how coverage grows; it takes no part in the boundary.
         grid |= {n for n in (1, 2, 4) if n < base}
     return sorted(grid)
+
+
+def own_case(gpu: str, name: str) -> Case:
+    """The case of a forward that a user's test brings, by the test's name."""
+    return Case(gpu, Backend("own", ""), "own", Model(name=name, hidden=1, source="own kernel"), "any")
 
 
 def parse_any_backend(text: str) -> Backend:

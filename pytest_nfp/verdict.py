@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_nfp import catalog
-from pytest_nfp.baselines import CaseBaseline, Tiles
+from pytest_nfp.baselines import CaseBaseline, Measured, Tiles
 from pytest_nfp.cases import Case
 from pytest_nfp.granularity import Granularity, changed_ranges
 from pytest_nfp.measure.calibrate import sweep_step
@@ -63,15 +63,12 @@ def effect_in_words(predicted: Predicted, baseline: CaseBaseline | None) -> str:
     """ "N_max 64 to 32 by the principle (branch), 176 to 512 by the tile roofline"."""
     if baseline is None or baseline.predicted is None:
         return f"N_max is {predicted.principle.n_max} by the principle"
-    old = baseline.predicted
-    parts = [
-        (f"{before.n_max} to {after_n}" if before.n_max != after_n else f"stays {after_n}")
-        + f" by the {name} ({after_limit} limits)"
-        for name, before, after_n, after_limit in (
-            ("principle", old.principle, predicted.principle.n_max, predicted.principle.limiting),
-            ("tile roofline", old.tile_roofline, predicted.tile_roofline.n_max, predicted.tile_roofline.limiting),
-        )
-    ]
+    parts = []
+    now, before = predicted.as_dict(), baseline.predicted.model_dump()
+    for predictor, term in now.items():
+        old, new = before[predictor]["n_max"], term["n_max"]
+        change = f"{old} to {new}" if old != new else f"stays {new}"
+        parts.append(f"{change} by the {predictor.replace('_', ' ')} ({term['limiting']} limits)")
     return "N_max " + ", ".join(parts)
 
 
@@ -89,9 +86,9 @@ def judge_prediction(
     )
 
 
-def held_to(predicted: Predicted, figures: Figures) -> tuple[str, int]:
+def held_to(predicted: Predicted, figures: Figures | None) -> tuple[str, int]:
     """The predictor that a boundary is held to: tile roofline where calibrated, else the closed form."""
-    if figures.basis == "datasheet":
+    if figures is None or figures.basis == "datasheet" or predicted.tile_roofline is None:
         return "principle", predicted.principle.n_max
     return "tile roofline", predicted.tile_roofline.n_max
 
@@ -109,72 +106,87 @@ def judge_boundary(
     case: Case,
     curve: Curve,
     boundary: Boundary,
-    predicted: Predicted,
-    figures: Figures,
+    predicted: Predicted | None,
+    figures: Figures | None,
     granularity: Granularity | None,
     baseline: CaseBaseline | None,
     match_tolerance: float,
 ) -> Verdict:
-    """Hold a curve's boundary to the prediction and to the stored boundary; the worse of the two is the outcome."""
+    """Hold a curve's boundary to the prediction and to the stored boundary; the worse of the two is the outcome.
+
+    predicted None: a user's own forward without a granularity. figures None: nothing is known of its device.
+    """
     if curve.invalid:
         return Verdict("INVALID", curve.invalid)
-    reasons: list[str] = []
-    outcomes: list[Outcome] = []
-    predictor, n = held_to(predicted, figures)
-    said = f"{curve.kind} N_max {interval_in_words(boundary)}, {predictor} {n}"
-    found = agreement(case, curve, boundary, n, n, match_tolerance)
     stored = baseline.measured if baseline is not None else None
-    if stored is not None and stored.prediction == "deviates":
-        if found == "agrees":
-            outcomes.append("FAIL")
-            reasons.append(
-                f"{said}: they agree, but the baseline says the prediction deviates ({stored.because}); update it"
-            )
-        else:
-            outcomes.append("PASS" if found == "differs" else "UNDECIDED")
-            reasons.append(f"{said}: deviates, as the baseline says: {stored.because}")
-    elif not figures.describes and stored is None:
-        outcomes.append("UNDECIDED")
-        reasons.append(
-            f"{said}: held to nothing, the {predictor} does not describe this kernel ({figures.cause}), and there is no"
-            " baseline (--nfp-update=missing stores one)"
-        )
-    elif not figures.describes:
-        reasons.append(f"{said}: not held to it, the {predictor} does not describe this kernel ({figures.cause})")
-    elif found == "differs":
-        outcomes.append("FAIL")
-        reasons.append(f"{said}: they differ. {explain(case, curve, boundary, n, granularity)}")
-    else:
-        outcomes.append("PASS" if found == "agrees" else "UNDECIDED")
-        if found == "undecided":
-            reasons.append(f"{said}: noise leaves N = {', '.join(map(str, boundary.undecided))} open")
+    verdicts = [_against_prediction(case, curve, boundary, predicted, figures, granularity, stored, match_tolerance)]
     if stored is not None:
-        low, high = stored.interval
-        match agreement(case, curve, boundary, low, high, match_tolerance):
-            case "differs":
-                outcomes.append("FAIL")
-                way = "shrank" if boundary.n_max < stored.n_max else "grew"
-                reasons.append(f"N_max {way} against the baseline: {stored.n_max} to {interval_in_words(boundary)}")
-                was = dict(stored.curve)
-                now = {p.positions: p.latency_us for p in curve.points}
-                base = curve.baseline_positions
-                if way == "shrank" and base in was and now[base] < 0.9 * was[base]:
-                    reasons.append(
-                        f"T(N0) fell from {was[base]:.1f} to {now[base]:.1f} us: a speed-up alone shrinks N_max"
-                    )
-            case "undecided":
-                outcomes.append("UNDECIDED")
-                reasons.append("noise is too large to tell whether N_max is the baseline's")
-            case "agrees":
-                outcomes.append("PASS")
-    elif figures.describes:
-        reasons.append("no baseline for this boundary")
+        verdicts.append(_against_baseline(case, curve, boundary, stored, match_tolerance))
+    outcomes = [v.outcome for v in verdicts if v is not None]
+    reasons = [r for v in verdicts if v is not None for r in v.reasons]
+    if stored is None:
+        reasons.append("there is no baseline for this boundary (--nfp-update=missing stores one)")
+    if not outcomes:
+        outcomes = ["UNDECIDED"]
+        reasons.append(f"{curve.kind} N_max {interval_in_words(boundary)} is held to nothing")
     if boundary.has_hole:
         reasons.append(
             f"the curve has a hole: it leaves {boundary.n_first_exit} and is back within tolerance up to {boundary.n_max}"
         )
     reasons += [f"N={n} unsupported: {why}" for n, why in curve.unsupported.items()]
     return Verdict(worst(outcomes), tuple(reasons))
+
+
+def _against_prediction(
+    case: Case,
+    curve: Curve,
+    boundary: Boundary,
+    predicted: Predicted | None,
+    figures: Figures | None,
+    granularity: Granularity | None,
+    stored: Measured | None,
+    match_tolerance: float,
+) -> Verdict | None:
+    """The boundary against the predictor that counts here; None where nothing can be held to one."""
+    if predicted is None:
+        return None
+    predictor, n = held_to(predicted, figures)
+    said = f"{curve.kind} N_max {interval_in_words(boundary)}, {predictor} {n}"
+    found = agreement(case, curve, boundary, n, n, match_tolerance)
+    if stored is not None and stored.prediction == "deviates":
+        if found == "agrees":
+            gone = f"they agree, but the baseline says the prediction deviates ({stored.because}); update it"
+            return Verdict("FAIL", (f"{said}: {gone}",))
+        outcome: Outcome = "PASS" if found == "differs" else "UNDECIDED"
+        return Verdict(outcome, (f"{said}: deviates, as the baseline says: {stored.because}",))
+    if figures is not None and not figures.describes:
+        why = f"{said}: not held to it, the {predictor} does not describe this kernel ({figures.cause})"
+        if stored is not None:
+            return Verdict("PASS", (why,))
+        return Verdict("UNDECIDED", (why,))
+    if found == "agrees":
+        return Verdict("PASS")
+    if found == "differs":
+        return Verdict("FAIL", (f"{said}: they differ. {explain(case, curve, boundary, n, granularity)}",))
+    return Verdict("UNDECIDED", (f"{said}: noise leaves N = {', '.join(map(str, boundary.undecided))} open",))
+
+
+def _against_baseline(
+    case: Case, curve: Curve, boundary: Boundary, stored: Measured, match_tolerance: float
+) -> Verdict:
+    """The boundary against the stored one, both ways."""
+    found = agreement(case, curve, boundary, *stored.interval, match_tolerance)
+    if found == "agrees":
+        return Verdict("PASS")
+    if found == "undecided":
+        return Verdict("UNDECIDED", ("noise is too large to tell whether N_max is the baseline's",))
+    way = "shrank" if boundary.n_max < stored.n_max else "grew"
+    reasons = [f"N_max {way} against the baseline: {stored.n_max} to {interval_in_words(boundary)}"]
+    was, base = dict(stored.curve), curve.baseline_positions
+    now = {p.positions: p.latency_us for p in curve.points}
+    if way == "shrank" and base in was and now[base] < 0.9 * was[base]:
+        reasons.append(f"T(N0) fell from {was[base]:.1f} to {now[base]:.1f} us: a speed-up alone shrinks N_max")
+    return Verdict("FAIL", tuple(reasons))
 
 
 def interval_in_words(boundary: Boundary) -> str:

@@ -33,6 +33,7 @@ def curve(*points: tuple[int, float], **changed: object) -> Curve:
 
 def predicted(n: int, roofline: int | None = None) -> Predicted:
     p = predict_case(CASE, SHEET, NEW)
+    assert p.tile_roofline is not None
     tile_roofline = replace(p.tile_roofline, boundary=Boundary(roofline or n, (n, n), n, (), 32))
     return replace(p, principle=closed_form(branch=n), tile_roofline=tile_roofline)
 
@@ -188,7 +189,7 @@ def test_a_changed_prediction_gives_both_predictors_before_and_after() -> None:
     assert "because of 33..96 tokens: 16 to 32 rows" in v.reasons[0]
     same = CaseBaseline.model_validate({"baseline_positions": 32, "predicted": p.as_dict()})
     assert judge_prediction(p, same, "b", []) == Verdict("PASS")
-    assert math.isinf(p.n_idle)
+    assert p.n_idle == math.inf
 
 
 def test_the_worst_outcome_stands_for_several() -> None:

@@ -142,7 +142,7 @@ def _index(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact:
 
 def _remote(package: Any, wanted: re.Pattern[str]) -> Artifact:
     """A file of the index, its members read when asked for and kept in the cache."""
-    sha256 = package.digests.get("sha256", "")
+    sha256 = str(package.digests.get("sha256", ""))
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise RuleUnknown("the index gives no sha256, so the file can't be identified")
     folder = cache_folder("artifacts") / sha256
@@ -235,7 +235,7 @@ def _index_files(framework: str) -> tuple[tuple[Version, Any], ...]:
             reasons.append(f"{framework} is not on the package index")
             continue
         except (requests.RequestException, UnsupportedContentTypeError, ValueError) as error:
-            reasons.append(f"the package index is out of reach ({type(error).__name__})")
+            reasons.append(f"the package index is out of reach ({type(error).__name__}: {str(error)[:120]})")
             continue
         for package in page.packages:
             version = _file_version(framework, package.filename)

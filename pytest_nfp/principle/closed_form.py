@@ -18,14 +18,14 @@ Limit = Literal["dense", "moe", "attention", "branch"]
 
 @dataclass(frozen=True, slots=True)
 class ClosedForm:
-    """Terms in positions (None where the model has no such module) and the one that limits."""
+    """Terms in positions (None where the model has no such module) and the one that limits (a Limit)."""
 
     dense: int | None
     moe: int | None
     attention: int | None
     branch: int | None
     n_max: int
-    limiting: Limit
+    limiting: str
 
 
 def whole_positions(value: float) -> int:

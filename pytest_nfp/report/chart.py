@@ -64,10 +64,7 @@ def chart(case: CaseRecord, tolerance: float) -> Chart | None:
     marks = []
     candidates = [("n_max", case.n_max, "measured")]
     if case.predicted is not None:
-        candidates += [
-            ("principle", case.predicted["principle"]["n_max"], "predicted"),
-            ("tile roofline", case.predicted["tile_roofline"]["n_max"], "predicted"),
-        ]
+        candidates += [(p.replace("_", " "), term["n_max"], "predicted") for p, term in case.predicted.items()]
     for row, (label, n, kind) in enumerate(candidates):
         if n is not None and shown[0][0] <= n <= shown[-1][0]:
             marks.append({"x": x(n), "label": f"{label} {n}", "kind": kind, "y": TOP + 10 + 13 * row})

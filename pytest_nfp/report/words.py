@@ -14,7 +14,7 @@ def n_idle(case: CaseRecord) -> str:
 
 def term(case: CaseRecord, predictor: str) -> str:
     """`64 attention`: a predictor's N_max and its limiting module."""
-    if case.predicted is None:
+    if case.predicted is None or predictor not in case.predicted:
         return ""
     return f"{case.predicted[predictor]['n_max']} {case.predicted[predictor]['limiting']}"
 

@@ -15,12 +15,7 @@ from . import releases
 WANTED = re.compile(r"\.py$")
 
 
-@pytest.fixture(autouse=True)
-def _no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests must not reach the index."""
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    artifacts._index_urls.cache_clear()
-    artifacts._index_files.cache_clear()
+pytestmark = pytest.mark.usefixtures("offline")
 
 
 @pytest.mark.parametrize("make", [releases.sdist, releases.wheel])

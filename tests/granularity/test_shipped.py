@@ -6,26 +6,14 @@ import pytest
 
 from pytest_nfp import catalog
 from pytest_nfp.cases import Backend, expand
-from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, granularity_of, refresh, shape_of, shipped
+from pytest_nfp.granularity import Granularity, RuleUnknown, granularity_of, refresh, shape_of, shipped
 
 
 def first_case(gpu: str, backend: Backend, model: str, module: str) -> Granularity:
     return granularity_of(next(expand(gpu, backend, module, catalog.model(model))))  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def _no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*args: object) -> None:
-        raise RuleUnknown("the package index is out of reach")
-
-    monkeypatch.setattr(artifacts, "_index", nothing)
-    from pytest_nfp.granularity import attention, fused_moe
-
-    fused_moe._artifact.cache_clear()
-    attention.flash_attn.cache_clear()
-
-
-@pytest.mark.usefixtures("_no_index")
+@pytest.mark.usefixtures("offline")
 def test_without_an_index_the_table_answers_and_says_so() -> None:
     """The base install is enough for the gate; nobody takes the table for a fresh reading."""
     g = first_case("h20", Backend("vllm", "0.9.1"), "llada-2.1-mini", "moe")
@@ -34,10 +22,10 @@ def test_without_an_index_the_table_answers_and_says_so() -> None:
     assert g.artifact_file.startswith("vllm-0.9.1-")
 
 
-@pytest.mark.usefixtures("_no_index")
+@pytest.mark.usefixtures("offline")
 def test_what_the_table_lacks_is_unknown_with_both_reasons() -> None:
     """No index and no entry: the case says so and goes on."""
-    with pytest.raises(RuleUnknown, match=r"out of reach; the shipped table holds no map of vllm 0.33.0"):
+    with pytest.raises(RuleUnknown, match=r"no-index.*; the shipped table holds no map of vllm 0.33.0"):
         first_case("h20", Backend("vllm", "0.33.0"), "llada-2.1-mini", "moe")
 
 
@@ -50,7 +38,7 @@ def test_what_the_table_lacks_is_unknown_with_both_reasons() -> None:
         ("h20", Backend("flashinfer-python", "0.5.3"), "attention", [[1, 16, 16], [17, 64, 64], [65, 4096, 128]]),
     ],
 )
-@pytest.mark.usefixtures("_no_index")
+@pytest.mark.usefixtures("offline")
 def test_published_rules(gpu: str, backend: Backend, module: str, tiles: list[list[int]]) -> None:
     """M_moe = 16 up to E, then 64; kBlockM = 64; CTA_TILE_Q 16, 64, 128 (appendices E.3 and F.3)."""
     assert first_case(gpu, backend, "llada-2.1-mini", module).tiles() == tiles

@@ -1,0 +1,46 @@
+"""Shared by the project's own tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+# pytester restores sys.modules after each run inside the run: what one of them would load first must be here before,
+# or a second copy of it meets objects of the first.
+import pyarrow.parquet
+import pypi_simple
+import pytest
+import remotezip
+import requests
+import torch
+import tree_sitter_cpp
+
+import pytest_nfp.measure.calibrate
+import pytest_nfp.report.terminal
+import pytest_nfp.session
+from pytest_nfp.granularity import artifacts, attention, fused_moe
+
+__all__ = ["pyarrow", "pypi_simple", "remotezip", "requests", "torch", "tree_sitter_cpp", "pytest_nfp"]
+
+PROJECT = Path(__file__).parents[1]
+
+
+def forget_releases() -> None:
+    """Forget every release that was opened: the next question asks again."""
+    for cached in (
+        artifacts._index_urls,
+        artifacts._index_files,
+        fused_moe._artifact,
+        attention.flash_attn,
+        attention.flashinfer,
+    ):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As without a network: pip is told to use no index, and what was read from it before is forgotten."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    forget_releases()
+    yield
+    forget_releases()

@@ -352,10 +352,10 @@ class Session:
         elif is_sure and self._is_update(exact, has_baseline, verdict):
             agrees, because = True, ""
             if predicted is not None:
-                predictor, n = held_to(predicted, figures)
+                n = held_to(predicted, figures)[1]
                 agrees = agreement(case, curve, boundary, n, n, self.settings.match_tolerance) == "agrees"
                 cause = figures.cause if figures is not None else ""
-                because = f"{predictor} {n}: {cause or explain(case, curve, boundary, n, granularity)}"
+                because = cause or explain(case, curve, boundary, n, granularity)
             entry = self._update_case(case)
             entry.measured = baselines.measured_of(curve, boundary, agrees, because)
             verdict = Verdict("PASS", ("baseline written" + ("" if agrees else f", prediction deviates: {because}"),))

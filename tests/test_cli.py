@@ -1,0 +1,131 @@
+"""`nfp predict`: published lookups as JSON, text that teaches, errors that help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_nfp.cli import main
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+def predict(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["predict", *arguments, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_dense_lookup_on_a800(capsys: pytest.CaptureFixture[str]) -> None:
+    """153 of idle compute, 64 of the tile: attention limits, idle compute over-predicts 2.4x."""
+    a = predict(capsys, "--gpu", "a800", "--model", "wedlm-8b", "--attention", "flash-attn==2.8.3")
+    assert a["n_idle"] == pytest.approx(153, abs=0.1)
+    assert a["terms"] == {"dense": 153, "moe": None, "attention": 64, "branch": None}
+    assert (a["n_max"], a["limiting"]) == (64, "attention")
+    assert set(a["tile_roofline"]) >= {"n_max", "limiting"}
+
+
+def test_moe_lookup_on_h20(capsys: pytest.CaptureFixture[str]) -> None:
+    """1445 of idle compute against 64: 23x."""
+    a = predict(
+        capsys, "--gpu", "h20", "--model", "llada-2.1-mini", "--backend", "vllm==0.9.1", "--attention", "flash-attn==2.8.3"
+    )  # fmt: skip
+    assert a["n_idle"] == pytest.approx(1445, abs=0.5)
+    assert a["terms"] == {"dense": None, "moe": 512, "attention": 64, "branch": 256}
+    assert (a["n_max"], a["limiting"], a["baseline_positions"]) == (64, "attention", 32)
+
+
+def test_skewed_routing_is_one_tile(capsys: pytest.CaptureFixture[str]) -> None:
+    """N_idle 45 on H20 whatever k; N_max 16."""
+    a = predict(
+        capsys, "--gpu", "h20", "--model", "llada-2.1-mini", "--backend", "vllm==0.9.1", "--attention", "flash-attn==2.8.3",
+        "--routing", "skewed",
+    )  # fmt: skip
+    assert a["n_idle"] == pytest.approx(45.2, abs=0.05)
+    assert (a["n_max"], a["limiting"]) == (16, "moe")
+
+
+def test_an_unbounded_n_idle_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has no infinity: null, and the word in the text."""
+    arguments = [
+        "--gpu", "h800", "--model", "llada-2.1-mini", "--backend", "vllm==0.9.1", "--attention", "flash-attn==2.8.3",
+        "--routing", "skewed",
+    ]  # fmt: skip
+    assert predict(capsys, *arguments)["n_idle"] is None
+    assert main(["predict", *arguments]) == 0
+    assert "N_idle unbounded" in capsys.readouterr().out
+
+
+def test_flashinfer_packs_gqa_heads_into_its_tile(capsys: pytest.CaptureFixture[str]) -> None:
+    """At N0 = 32 and GQA 4 the tile has 128 packed rows: 32 positions."""
+    a = predict(
+        capsys, "--gpu", "h20", "--model", "llada-2.1-mini", "--backend", "sglang==0.5.9", "--attention", "flashinfer==0.5.3"
+    )  # fmt: skip
+    assert a["terms"]["attention"] == 32
+    assert a["terms"]["branch"] == 768
+
+
+def test_a_config_json_is_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Any dense Hugging Face config by path, with the batch."""
+    path = tmp_path / "config.json"
+    config = {"hidden_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 32, "intermediate_size": 11008}
+    path.write_text(json.dumps(config), encoding="utf-8")
+    a = predict(capsys, "--gpu", "h20", "--model", str(path), "--attention", "flash-attn==2.8.3", "--batch", "2")
+    assert (a["terms"]["dense"], a["limiting"]) == (18, "dense")
+
+
+def test_the_text_says_every_term_and_where_the_tiles_come_from(capsys: pytest.CaptureFixture[str]) -> None:
+    """For people."""
+    main(
+        [
+            "predict",
+            "--gpu",
+            "h20",
+            "--model",
+            "llada-2.1-mini",
+            "--backend",
+            "vllm==0.9.1",
+            "--attention",
+            "flash-attn==2.8.3",
+        ]
+    )
+    text = capsys.readouterr().out
+    for part in (
+        "N_max 64, limited by attention",
+        "branch         256",
+        "tile roofline",
+        "1..256: 16, 257..4096: 64 rows",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "h21", "--model", "qwen3-8b"], "unknown GPU 'h21'"),
+        (["--gpu", "h20", "--model", "qwen3-9b"], "did you mean qwen3-8b"),
+        (["--gpu", "h20", "--model", "llada-2.1-mini"], "give their framework with --backend"),
+        (["--gpu", "h20", "--model", "qwen3-8b"], "give --attention FRAMEWORK==RELEASE"),
+        (["--gpu", "h20", "--model", "qwen3-8b", "--attention", "flash-attn"], "not installed, so give a release"),
+        (
+            ["--gpu", "h20", "--model", "llada-2.1-mini", "--backend", "vllm==0.9.1", "--attention", "flash-attn==2.8.3", "--top-k", "999"],
+            "llada-2.1-mini has 256 experts",
+        ),
+        (["--gpu", "h20", "--model", "qwen3-8b", "--attention", "flash-attn==2.0.0"], "the shipped table holds no map"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named_and_exits_2(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    """On standard error, with what to do."""
+    assert main(["predict", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_number_that_means_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """By argparse, with the option's name."""
+    with pytest.raises(SystemExit) as raised:
+        main(["predict", "--gpu", "h20", "--model", "qwen3-8b", "--batch", "0"])
+    assert raised.value.code == 2
+    assert "--batch" in capsys.readouterr().err

@@ -1,0 +1,37 @@
+"""The base install is enough for the static gate, from a wheel, without the project around it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import PROJECT
+
+
+@pytest.mark.network
+def test_the_base_install_runs_the_gate_and_nothing_else_is_needed(tmp_path: Path) -> None:
+    """A new environment with the wheel's own dependencies: shipped baselines and table answer, boundaries are skipped."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "install", "-q", str(PROJECT)], check=True, capture_output=True)
+    installed = subprocess.run([python, "-m", "pip", "list"], check=True, capture_output=True, text=True).stdout.lower()
+    for heavy in ("torch", "numpy", "requests", "scipy"):
+        assert f"\n{heavy} " not in installed
+    shutil.copytree(PROJECT / "suites", tmp_path / "suites")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = [python, "-m", "pytest", "-q", "-rs", "--nfp-gpu=h20,a800,h800", "--rootdir=.", "suites"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " failed" not in done.stdout
+    assert "UNDECIDED" not in done.stdout
+    assert "torch is not installed, so nothing can be measured" in done.stdout
+    predict = [
+        str(tmp_path / "venv" / "bin" / "nfp"), "predict", "--gpu", "h20", "--model", "qwen3-8b",
+        "--attention", "flash-attn==2.8.3",
+    ]  # fmt: skip
+    assert "limited by dense" in subprocess.run(predict, capture_output=True, text=True, check=True).stdout

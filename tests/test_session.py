@@ -1,0 +1,91 @@
+"""What a session asks, measures and looks up, without pytest around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_nfp import catalog
+from pytest_nfp.cases import Backend, Case, expand
+from pytest_nfp.catalog import UnknownName
+from pytest_nfp.granularity import artifacts, granularity_of
+from pytest_nfp.session import Session, positions_to_measure
+from pytest_nfp.settings import Settings
+
+from .conftest import PROJECT
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+def session(**changed: object) -> Session:
+    return Session(Settings(**changed), PROJECT)  # type: ignore[arg-type]
+
+
+def test_without_options_the_device_here_is_tested() -> None:
+    """auto: no GPU, so the CPU."""
+    assert session().gpus() == ["cpu"]
+    assert session(gpu=("NVIDIA H20", "h20", "h800")).gpus() == ["h20", "h800"]
+
+
+def test_backends_default_to_those_with_baselines() -> None:
+    """Not installed: the baselines' releases; a framework without a release means the same."""
+    s = session(gpu=("h20",))
+    assert s.backends_for("h20", "moe") == [Backend("vllm", "0.9.1"), Backend("sglang", "0.5.9")]
+    assert session(gpu=("h20",), backend=("sglang",)).backends_for("h20", "moe") == [Backend("sglang", "0.5.9")]
+
+
+def test_an_installed_framework_is_what_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate of a version bump installs the new release and asks nothing else."""
+    monkeypatch.setattr(artifacts, "installed_release", lambda f: "0.33.0" if f == "vllm" else None)
+    assert session().backends_for("h20", "moe") == [Backend("vllm", "0.33.0"), Backend("sglang", "0.5.9")]
+
+
+def test_one_case_asks_for_each_map_and_every_case_for_its_prediction() -> None:
+    """The rule does not look at routing: granularity is asked once, prediction for both."""
+    s = session(gpu=("h20",), model=("llada-2.1-mini",), backend=("vllm==0.9.1",))
+    assert len(s.expand("granularity", "moe")) == 1
+    assert [c.routing for c in s.expand("prediction", "moe")] == ["balanced", "skewed"]
+    assert [c.routing for c in s.expand("boundary", "moe", routing=["skewed"])] == ["skewed"]
+    assert s.expand("granularity", "dense", models=["qwen3-8b"]) == []
+
+
+def test_a_recorded_dense_ffn_is_asked_for_as_its_gemms() -> None:
+    """The tables hold GEMMs: up and down of the FFN, at each batch."""
+    s = session(gpu=("h200",), model=("qwen3-8b",), backend=("vllm==0.24.0",), measure="recorded")
+    assert {c.gemm for c in s.expand("boundary", "dense")} == {(12288, 4096), (4096, 12288)}
+    s = session(gpu=("h200",), model=("qwen3-8b",), backend=("vllm==0.24.0",), measure="none")
+    assert {c.gemm for c in s.expand("boundary", "dense")} == {None}
+
+
+def test_the_grid_holds_n0_and_both_sides_of_every_edge() -> None:
+    """Edge and edge + 1 of the map, within the range that is measured."""
+    cases = expand("h20", Backend("vllm", "0.9.1"), "moe", catalog.model("llada-2.1-mini"))
+    balanced = next(cases)
+    grid = positions_to_measure(balanced, granularity_of(balanced))
+    assert {1, 2, 4, 32, 256, 257} <= set(grid)
+    assert grid == sorted(set(grid))
+    attention = next(expand("cpu", Backend("torch", "2"), "attention", catalog.model("attention-mha-16x128")))
+    assert {1, 32, 33, 191, 192} <= set(positions_to_measure(attention, granularity_of(attention)))
+
+
+def test_a_release_on_no_index_is_an_error_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The nearest are named; with archives of one's own it may exist after all; out of reach is not unknown."""
+    session(backend=("vllm==0.33.5",)).check_names()
+    monkeypatch.setattr(artifacts, "known_releases", lambda f: ["0.9.1", "0.32.0", "0.33.0"])
+    with pytest.raises(UnknownName, match=r"unknown release '0.33.5' of vllm; the nearest are 0.9.1, 0.32.0, 0.33.0"):
+        session(backend=("vllm==0.33.5",)).check_names()
+    session(backend=("vllm==0.33.5",), artifacts=tmp_path).check_names()
+
+
+def test_a_boundary_of_another_release_is_no_baseline_for_this_one() -> None:
+    """Granularity and prediction are held to the nearest release, a curve to its own alone."""
+    s = session(gpu=("h200",))
+    case = Case(
+        "h200", Backend("vllm", "0.25.0"), "moe", catalog.model("llada-2.1-mini"), "bf16", top_k=8, routing="balanced"
+    )
+    found = s.baseline(case)
+    assert found is not None
+    assert found[1:] == ("the baseline of vllm==0.24.0", False)

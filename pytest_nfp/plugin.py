@@ -122,15 +122,15 @@ class Nfp:
 
     def check_granularity(self, case: Case) -> None:
         """Fail if the release's tiles or kernel are not the baseline's."""
-        self._end(self._session.check_granularity(case))
+        self._ask(self._session.check_granularity, case)
 
     def check_prediction(self, case: Case) -> None:
         """Fail if the predicted N_max is not the baseline's."""
-        self._end(self._session.check_prediction(case))
+        self._ask(self._session.check_prediction, case)
 
     def check_boundary(self, case: Case) -> None:
         """Fail if the measured or recorded N_max is neither what is predicted nor what the baseline says."""
-        self._end(self._session.check_boundary(case))
+        self._ask(self._session.check_boundary, case)
 
     def sweep(
         self,
@@ -151,6 +151,15 @@ class Nfp:
     def check(self, curve: Curve, granularity: int | None = None) -> None:
         """Hold a curve to N_max = granularity (positions in one tile) and to the stored baseline of this test."""
         self._end(self._session.check_own(curve, granularity, self._name))
+
+    def _ask(self, question: Callable[[Case], Verdict], case: Case) -> None:
+        from pytest_nfp.files import FileError
+
+        try:
+            verdict = question(case)
+        except FileError as error:
+            pytest.fail(str(error), pytrace=False)
+        self._end(verdict)
 
     def _end(self, verdict: Verdict) -> None:
         reason = "; ".join(verdict.reasons)

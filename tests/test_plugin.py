@@ -151,7 +151,7 @@ def test_bad_values_end_the_run_before_anything_runs(pytester: Pytester, argumen
     assert message in "\n".join(result.errlines)
 
 
-def test_a_broken_baseline_ends_the_run_with_file_line_and_field(pytester: Pytester) -> None:
+def test_a_broken_baseline_fails_with_file_line_and_field(pytester: Pytester) -> None:
     """What was wrong, where."""
     suite(pytester, "prediction")
     path = pytester.path / "b" / "h20" / "vllm-0.9.1" / "llada-2.1-mini.yaml"
@@ -160,7 +160,9 @@ def test_a_broken_baseline_ends_the_run_with_file_line_and_field(pytester: Pytes
         "schema: 1\ngpu: h20\nbackend: vllm==0.9.1\nsubject: llada-2.1-mini\ncases:\n  a: {baseline_positions: -1}\n"
     )
     result = run(pytester, "--nfp-gpu=h20", f"--nfp-baselines={pytester.path / 'b'}", "--nfp-model=llada-2.1-mini")
+    result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*llada-2.1-mini.yaml:6: cases.a.baseline_positions: *greater than 0*"])
+    result.stdout.no_fnmatch_line("*Traceback*")
 
 
 def test_options_come_from_environment_and_ini_in_that_order(

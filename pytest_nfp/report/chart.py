@@ -67,7 +67,10 @@ def chart(case: CaseRecord, tolerance: float) -> Chart | None:
         candidates += [(p.replace("_", " "), term["n_max"], "predicted") for p, term in case.predicted.items()]
     for row, (label, n, kind) in enumerate(candidates):
         if n is not None and shown[0][0] <= n <= shown[-1][0]:
-            marks.append({"x": x(n), "label": f"{label} {n}", "kind": kind, "y": TOP + 10 + 13 * row})
+            # Beside the line, on the side with more room.
+            at, is_right = x(n), x(n) > WIDTH * 0.7
+            text = {"label_x": at - 4 if is_right else at + 4, "anchor": "end" if is_right else "start"}
+            marks.append({"x": at, "label": f"{label} {n}", "kind": kind, "y": TOP + 10 + 13 * row, **text})
     step = max(1, round((last_log - first_log) / 8))
     x_ticks = [(x(2.0**e), 2**e) for e in range(math.ceil(first_log), math.floor(last_log) + 1, step)]
     y_ticks = [(y(v), f"{v:g}") for v in (0, 0.5, 1, 1.5, 2, 2.5, 3) if v <= top]

@@ -15,7 +15,7 @@ Module = Literal["dense", "moe", "attention", "own"]
 FRAMEWORKS: dict[Module, tuple[str, ...]] = {
     "dense": ("vllm", "sglang", "torch"),
     "moe": ("vllm", "sglang", "torch"),
-    "attention": ("flash-attn", "flashinfer-python", "torch"),
+    "attention": ("flash-attn", "flashinfer-python", "flash-attn-3", "flash-attn-4", "torch"),
 }
 ALIASES = {"flashinfer": "flashinfer-python", "flash-attention": "flash-attn", "flash_attn": "flash-attn"}
 CPU_KERNELS: dict[Module, tuple[str, ...]] = {
@@ -23,7 +23,7 @@ CPU_KERNELS: dict[Module, tuple[str, ...]] = {
     "moe": ("grouped_mm",),
     "attention": ("sdpa",),
 }
-BYTES_PER_ELEMENT = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0}
+BYTES_PER_ELEMENT = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "fp8-block": 1.0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,18 @@ def module_work(case: Case, granularity: Granularity | None) -> Callable[[int], 
     )
 
 
+def edge_positions(case: Case, granularity: Granularity | None) -> list[int]:
+    """The last N of each tile of the case's module."""
+    if granularity is None:
+        return []
+    if case.module == "attention":
+        assert case.subject.attention is not None
+        per_position = case.subject.attention.group if granularity.packed else 1
+    else:
+        per_position = case.batch
+    return [count // per_position for count in granularity.edges()]
+
+
 def principle_terms(case: Case, balance: float, granularity: Granularity | None) -> dict[str, int]:
     """The closed form's terms of the case's module, at the baseline workload."""
     if case.module == "dense":
@@ -150,7 +162,11 @@ def predict_case(case: Case, figures: Figures, granularity: Granularity | None, 
     """Both predictors for one module. granularity None: the kernel has no tile rule (dense GEMMs)."""
     terms = principle_terms(case, figures.balance, granularity)
     roofline = predict_boundary(
-        {case.module: module_work(case, granularity)}, figures.calibration, tolerance, case.baseline_positions
+        {case.module: module_work(case, granularity)},
+        figures.calibration,
+        tolerance,
+        case.baseline_positions,
+        edges=edge_positions(case, granularity),
     )
     if not terms:
         # Nothing bounds the module in the closed form: the end of the range that was looked at is what can be said.
@@ -177,7 +193,8 @@ def predict_model(cases: list[tuple[Case, Granularity | None]], figures: Figures
             terms |= principle_terms(case, figures.balance, granularity)
         work[case.module] = module_work(case, granularity)
     ffn = next((case for case, _ in cases if case.module != "attention"), cases[0][0])
-    roofline = predict_boundary(work, figures.calibration, tolerance, positions)
+    edges = [n for case, granularity in cases for n in edge_positions(case, granularity)]
+    roofline = predict_boundary(work, figures.calibration, tolerance, positions, edges=edges)
     return Predicted(idle_compute(ffn, figures.balance), closed_form(**terms), roofline, figures.basis)
 
 

@@ -19,7 +19,7 @@ from pytest_nfp.files import FileError
 from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, granularity_of, shipped
 from pytest_nfp.measure import PROTOCOLS, Curve, sweep
 from pytest_nfp.measure.sweep import Interrupted
-from pytest_nfp.predict import Figures, Predicted, datasheet, gemm_shapes, predict_case
+from pytest_nfp.predict import Figures, Predicted, datasheet, edge_positions, gemm_shapes, predict_case
 from pytest_nfp.principle import Boundary, ClosedForm, Point, find_boundary, sensitivity
 from pytest_nfp.records import CaseRecord, Question, Record, TestResult
 from pytest_nfp.settings import Settings
@@ -79,6 +79,7 @@ class Session:
     def _check_release(self, backend: Backend) -> None:
         stored = {b for g in catalog.gpus() for b in baselines.stored_backends(self.baseline_folder, g.name)}
         known = backend in stored or backend.release in shipped.shipped_releases(backend.framework)
+        known = known or artifacts.is_cached(backend.framework, backend.release)
         if known or artifacts.installed_release(backend.framework) is not None or self.settings.artifacts is not None:
             return
         try:
@@ -484,6 +485,7 @@ class Session:
             file = BaselineFile.model_validate(data)
             mine = self.updates.setdefault((file.gpu, backend, file.subject), file)
             mine.granularity |= file.granularity
+            mine.provenance |= file.provenance
             for key, entry in file.cases.items():
                 known = mine.cases.setdefault(key, entry)
                 known.predicted = entry.predicted or known.predicted
@@ -595,10 +597,13 @@ def positions_to_measure(case: Case, granularity: Granularity | None) -> list[in
         grid |= {96, 128, LONG_CURVE - 1, LONG_CURVE}
     end = max(grid)
     if granularity is not None and granularity.has_tiles:
-        group = case.subject.attention.group if granularity.packed and case.subject.attention else 1
-        per_position = group if case.module == "attention" else case.batch
-        for count in [*granularity.edges(), granularity.tile(base * per_position)]:
-            grid |= {n for n in (count // per_position, count // per_position + 1) if base <= n <= end}
+        for last in edge_positions(case, granularity):
+            grid |= {n for n in (last, last + 1) if base <= n <= end}
+        if case.module == "attention":
+            # The end of the first tile: the next query row begins another one.
+            group = case.subject.attention.group if granularity.packed and case.subject.attention else 1
+            tile = granularity.tile(base * group) // group
+            grid |= {n for n in (tile, tile + 1) if base <= n <= end}
     if base > 1:
         # Below N0 the curve shows how coverage grows; it takes no part in the boundary.
         grid |= {n for n in (1, 2, 4) if n < base}

@@ -31,8 +31,10 @@ def forget_releases() -> None:
         artifacts._index_urls,
         artifacts._index_files,
         fused_moe._artifact,
-        attention.flash_attn,
-        attention.flashinfer,
+        fused_moe._triton,
+        attention._flash_attn_2,
+        attention._flash_attn_4,
+        attention._flashinfer,
     ):
         cached.cache_clear()
 

@@ -89,3 +89,22 @@ def test_a_boundary_of_another_release_is_no_baseline_for_this_one() -> None:
     found = s.baseline(case)
     assert found is not None
     assert found[1:] == ("the baseline of vllm==0.24.0", False)
+
+
+def test_what_two_workers_found_of_one_file_is_joined_whatever_comes_first() -> None:
+    """One worker saw the map and its archive, the other the prediction."""
+    whole = {
+        "schema": 1,
+        "gpu": "h20",
+        "backend": "vllm==1",
+        "subject": "m",
+        "granularity": {"moe-bf16": {"kernel": "triton", "source": "default rule", "tiles": [[1, 9, 16]]}},
+        "cases": {"c": {"baseline_positions": 1, "predicted": None, "measured": None}},
+        "provenance": {"tool": "t", "artifact": "a.whl", "sha256": "0"},
+    }
+    tiles_only = whole | {"cases": {}}
+    case_only = whole | {"granularity": {}, "provenance": {"tool": "t"}}
+    for order in ([tiles_only, case_only], [case_only, tiles_only]):
+        s = session()
+        s.absorb_updates(order)
+        assert [f.model_dump(mode="json", by_alias=True) for f in s.updates.values()] == [whole]

@@ -6,18 +6,62 @@ can't be read or evaluated is unknown, with the reason, never a guess.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_nfp import catalog
 from pytest_nfp.cases import Case
+from pytest_nfp.catalog import Gpu
 from pytest_nfp.granularity import attention, fused_moe, shipped, torch_cpu
 from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, changed_ranges
+from pytest_nfp.granularity.query import DeviceFacts, ExpertShape, HeadShape, Query
 
-__all__ = ["Granularity", "Range", "RuleUnknown", "changed_ranges", "granularity_of", "shape_of"]
+__all__ = [
+    "DeviceFacts",
+    "ExpertShape",
+    "Granularity",
+    "HeadShape",
+    "Query",
+    "Range",
+    "RuleUnknown",
+    "changed_ranges",
+    "device_facts",
+    "granularity_of",
+    "query_of",
+    "read",
+    "read_many",
+    "shape_of",
+]
+
+
+def device_facts(gpu: Gpu) -> DeviceFacts:
+    """What a rule may ask of a catalog GPU."""
+    major, minor = (int(part) for part in gpu.compute_capability.split("."))
+    return DeviceFacts(gpu.driver_names[0], (major, minor), gpu.shared_memory_optin_kib * 1024)
+
+
+def read(query: Query, archives: Path | None = None, source: Path | None = None) -> Granularity:
+    """The map that a release's own rule gives. Raises RuleUnknown with the reason."""
+    if isinstance(query.shape, ExpertShape):
+        return fused_moe.granularity(query, archives)
+    return attention.granularity(query, archives, source)
+
+
+def read_many(queries: Sequence[Query], archives: Path | None = None) -> list[Granularity | RuleUnknown]:
+    """Maps of many queries, each or the reason why it is unknown; MoE rules of a release are evaluated together."""
+    moe = [q for q in queries if isinstance(q.shape, ExpertShape)]
+    answers = dict(zip(moe, fused_moe.granularities(moe, archives), strict=True)) if moe else {}
+    for q in queries:
+        if q not in answers:
+            try:
+                answers[q] = attention.granularity(q, archives)
+            except RuleUnknown as reason:
+                answers[q] = reason
+    return [answers[q] for q in queries]
 
 
 def shape_of(case: Case) -> dict[str, int]:
-    """The dimensions that the rule of this case's module is asked about."""
+    """The dimensions that the rule of this case's module is asked about, as the shipped table keys them."""
     if case.module == "moe" and case.subject.moe is not None:
         moe = case.subject.moe
         return {
@@ -31,6 +75,20 @@ def shape_of(case: Case) -> dict[str, int]:
     return {}
 
 
+def query_of(case: Case) -> Query:
+    """The question that a case asks of its release."""
+    subject = case.subject
+    if case.module == "moe" and subject.moe is not None:
+        shape: ExpertShape | HeadShape = ExpertShape(
+            subject.moe.experts, subject.moe.width, subject.hidden, case.top_k or subject.moe.top_k
+        )
+    else:
+        assert subject.attention is not None
+        shape = HeadShape(subject.attention.heads, subject.attention.kv_heads, subject.attention.head_dim)
+    device = device_facts(catalog.gpu(case.gpu))
+    return Query(case.backend.framework, case.backend.release, device, shape, case.dtype)
+
+
 def granularity_of(case: Case, archives: Path | None = None, use_table: bool = True) -> Granularity:
     """The map that this case runs on. Raises RuleUnknown with the reason."""
     if case.backend.framework == "torch":
@@ -39,46 +97,15 @@ def granularity_of(case: Case, archives: Path | None = None, use_table: bool = T
         return torch_cpu.granularity(case.backend.release, case.module, case.kernel or "", case.dtype, "cpu")
     if case.module == "dense":
         raise RuleUnknown("a dense GEMM's tiles are chosen by the vendor's library, which publishes no rule")
+    query = query_of(case)
     try:
-        return _read(case, archives)
+        return read(query, archives)
     except RuleUnknown as reason:
         if not use_table:
             raise
-        gpu = catalog.gpu(case.gpu)
         try:
             return shipped.lookup(
-                case.backend.framework,
-                case.backend.release,
-                case.module,
-                case.dtype,
-                gpu.driver_names[0],
-                shape_of(case),
+                query.framework, query.release, case.module, query.dtype, query.device.name, shape_of(case)
             )
         except RuleUnknown as also:
             raise RuleUnknown(f"{reason}; {also}") from None
-
-
-def _read(case: Case, archives: Path | None) -> Granularity:
-    gpu = catalog.gpu(case.gpu)
-    shape = shape_of(case)
-    device_name = gpu.driver_names[0]
-    match case.backend.framework:
-        case "vllm" | "sglang":
-            return fused_moe.granularity(
-                case.backend.framework,
-                case.backend.release,
-                fused_moe.ExpertShape(**shape),
-                device_name,
-                gpu.compute_capability,
-                gpu.shared_memory_optin_kib * 1024,
-                case.dtype,
-                archives,
-            )
-        case "flashinfer-python":
-            return attention.flashinfer(
-                case.backend.release, device_name, gpu.compute_capability, shape["head_dim"], case.dtype, archives
-            )
-        case "flash-attn":
-            return attention.flash_attn(case.backend.release, device_name, shape["head_dim"], case.dtype, archives)
-        case other:
-            raise RuleUnknown(f"{other} has no granularity rule here")

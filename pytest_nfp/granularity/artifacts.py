@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import Any
 
+from packaging.requirements import Requirement
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
@@ -74,7 +74,7 @@ def known_releases(framework: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def pinned_requirement(framework: str, release: str, requirement: str) -> str:
-    """The version that a release pins of another distribution, from its metadata on the index. Raises RuleUnknown."""
+    """The version that a release brings of another distribution, by its metadata on the index. Raises RuleUnknown."""
     cached = cache_folder("metadata") / f"{framework}-{release}-{requirement}"
     if cached.exists():
         return cached.read_text(encoding="utf-8")
@@ -84,9 +84,14 @@ def pinned_requirement(framework: str, release: str, requirement: str) -> str:
     ]:
         artifact = _remote(package, re.compile(r"\.dist-info/METADATA$"))
         text = artifact.read(min(artifact.names))
-        if found := re.search(rf"^Requires-Dist: {requirement}==([\d.]+)", text, re.MULTILINE):
-            write_atomically(cached, found[1])
-            return str(found[1])
+        for line in re.findall(rf"^Requires-Dist: ({requirement}\b[^;\n]*)", text, re.MULTILINE):
+            wanted = Requirement(line).specifier
+            exact = [s.version for s in wanted if s.operator == "=="]
+            # A range takes the newest release that it admits, as an installer would.
+            fitting = exact or [r for r in known_releases(requirement) if wanted.contains(r)]
+            if fitting:
+                write_atomically(cached, fitting[-1])
+                return fitting[-1]
     raise RuleUnknown(f"{framework} {release} pins no {requirement}, by what the package index holds")
 
 
@@ -122,7 +127,18 @@ def _local(framework: str, release: str, wanted: re.Pattern[str], archives: Path
     raise RuleUnknown(f"no archive of {framework} {release} in {archives}")
 
 
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    """One file on the package index."""
+
+    filename: str
+    url: str
+    sha256: str
+
+
 def _index(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact:
+    if known := _known_file(framework, release, wanted):
+        return known
     files = [f for v, f in _index_files(framework) if v == Version(release)]
     if not files:
         raise RuleUnknown(f"the package index has no {framework} {release}")
@@ -134,15 +150,45 @@ def _index(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact:
     reasons = [f"no file of {framework} {release} on the package index holds the rule"]
     for package in [*wheels[:1], *(f for f in files if f.filename.endswith(".tar.gz"))]:
         try:
-            return _remote(package, wanted)
+            artifact = _remote(package, wanted)
         except RuleUnknown as reason:
             reasons.append(f"{package.filename}: {reason}")
+            continue
+        record = {"filename": package.filename, "url": package.url, "sha256": package.sha256}
+        write_atomically(_release_file(framework, release, wanted), json.dumps(record))
+        return artifact
     raise RuleUnknown("; ".join(reasons))
 
 
-def _remote(package: Any, wanted: re.Pattern[str]) -> Artifact:
+def is_cached(framework: str, release: str) -> bool:
+    """Whether this release was read from the index before: it exists, and reading it again needs no network."""
+    try:
+        return any(cache_folder("releases").glob(f"{framework}-{release}-*.json"))
+    except ImportError:
+        return False
+
+
+def _release_file(framework: str, release: str, wanted: re.Pattern[str]) -> Path:
+    return (
+        cache_folder("releases")
+        / f"{framework}-{release}-{hashlib.sha256(wanted.pattern.encode()).hexdigest()[:8]}.json"
+    )
+
+
+def _known_file(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact | None:
+    """A release that was read before, by what the cache says of its file. None under pip's no-index too."""
+    try:
+        path = _release_file(framework, release, wanted)
+    except ImportError:
+        return None
+    if not path.exists() or os.environ.get("PIP_NO_INDEX"):
+        return None
+    return _remote(IndexFile(**json.loads(path.read_text(encoding="utf-8"))), wanted)
+
+
+def _remote(package: IndexFile, wanted: re.Pattern[str]) -> Artifact:
     """A file of the index, its members read when asked for and kept in the cache."""
-    sha256 = str(package.digests.get("sha256", ""))
+    sha256 = package.sha256
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise RuleUnknown("the index gives no sha256, so the file can't be identified")
     folder = cache_folder("artifacts") / sha256
@@ -216,7 +262,7 @@ _NEEDS_EXTRA = "reading the package index needs the extra 'artifacts': pip insta
 
 
 @lru_cache(maxsize=64)
-def _index_files(framework: str) -> tuple[tuple[Version, Any], ...]:
+def _index_files(framework: str) -> tuple[tuple[Version, IndexFile], ...]:
     """(version, file) of a project on every configured index. Raises RuleUnknown."""
     try:
         import requests
@@ -240,7 +286,7 @@ def _index_files(framework: str) -> tuple[tuple[Version, Any], ...]:
         for package in page.packages:
             version = _file_version(framework, package.filename)
             if version is not None:
-                files.append((version, package))
+                files.append((version, IndexFile(package.filename, package.url, package.digests.get("sha256", ""))))
     if not files:
         raise RuleUnknown("; ".join(dict.fromkeys(reasons)) or f"{framework} is not on the package index")
     return tuple(files)

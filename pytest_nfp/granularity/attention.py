@@ -1,96 +1,264 @@
-"""Query tiles of attention kernels: FlashInfer's CTA_TILE_Q (FA2 kernels) and FlashAttention-2's split-KV path."""
+"""Query tiles of attention kernels, from their releases' own rules.
+
+FlashInfer: CTA_TILE_Q of its FA2 kernels. FlashAttention-2: kBlockM of the split-KV path. FlashAttention-4: the tile and
+stages of its forward configuration. FlashAttention-3: its tile_size.h from a source tree, else the recorded table.
+Maps count query rows of one request, times the GQA group where the kernel packs the heads into the tile.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from pytest_nfp.granularity import evaluator
 from pytest_nfp.granularity.artifacts import Artifact, open_release
-from pytest_nfp.granularity.cpp import call_function, local_constant
+from pytest_nfp.granularity.cpp import Reference, call_function, local_constant
 from pytest_nfp.granularity.maps import Granularity, RuleUnknown, from_points
+from pytest_nfp.granularity.query import HeadShape, Query
 
 FLASHINFER_RULE = re.compile(r"(?:^|/)include/flashinfer/utils\.cuh$")
 FLASH_ATTN_RULE = re.compile(r"^csrc/flash_attn/src/flash_fwd_launch_template\.h$")
-MAX_ROWS = 4096
+FLASH_ATTN_4_RULE = re.compile(r"(?:^|/)flash_attn/cute/interface\.py$")
+KV_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp8-block": 1}
+CONTEXT = 4096
+"""Cached tokens that FlashAttention-4's configuration is asked with: they decide splits and key tiles, not the query tile."""
+
+FLASH_ATTN_3 = "flash-attention commit 0251105 (2026-08-15), hopper/tile_size.h and hopper/heuristics.h"
+FLASH_ATTN_3_16BIT = ((64, 192), (96, 192), (128, 128), (192, 128), (256, 128))
+FLASH_ATTN_3_8BIT = ((64, 192), (96, 192), (256, 128))
 
 
-@lru_cache(maxsize=256)
-def flashinfer(
-    release: str, device_name: str, compute_capability: str, head_dim: int, dtype: str, archives: Path | None = None
-) -> Granularity:
-    """CTA_TILE_Q over packed query rows (positions x GQA group; FlashInfer always packs). Raises RuleUnknown."""
-    artifact = _open("flashinfer-python", release, FLASHINFER_RULE, archives)
+def granularity(query: Query, archives: Path | None = None, source: Path | None = None) -> Granularity:
+    """The map of an attention framework. Raises RuleUnknown with the reason."""
+    match query.framework:
+        case "flashinfer-python":
+            return _flashinfer(query, archives)
+        case "flash-attn":
+            return _flash_attn_2(query, archives)
+        case "flash-attn-3":
+            return _flash_attn_3(query, source)
+        case "flash-attn-4":
+            return _flash_attn_4(query, archives)
+        case other:
+            raise RuleUnknown(f"{other} has no attention rule here")
+
+
+def selector_rows(rows: int, query: Query) -> int:
+    """What FlashInfer's selector is given for `rows` packed rows of each request.
+
+    Eager mode: the batch average, the rows themselves. CUDA-graph mode: the maximum that the plan must hold,
+    (total rows - batch + 1) * group.
+    """
+    group = _heads(query).group
+    if query.mode == "eager":
+        return rows
+    return (query.batch * (rows // group) - query.batch + 1) * group if rows >= group else rows
+
+
+@lru_cache(maxsize=512)
+def _flashinfer(query: Query, archives: Path | None) -> Granularity:
+    artifact = _open(query, FLASHINFER_RULE, archives)
     source = artifact.read(min(artifact.names))
-    major, minor = (int(part) for part in compute_capability.split("."))
-    capability = {"first": major, "second": minor}
-    points: list[tuple[int, str, int | None]] = []
-    for rows in range(1, MAX_ROWS + 1):
-        tile = call_function(
-            source,
-            "FA2DetermineCtaTileQ",
-            {"avg_packed_qo_len": rows, "head_dim": head_dim},
-            {"GetCudaComputeCapability": lambda: capability},
+    shape, capability = _heads(query), query.device.compute_capability
+    if capability is None:
+        raise RuleUnknown(
+            f"the rule asks for the compute capability of {query.device.name}, which the catalog does not know"
         )
-        points.append((tile, "FA2DetermineCtaTileQ", None))
-    return _map(
-        "flashinfer-python",
-        release,
-        dtype,
-        device_name,
-        points,
-        artifact,
-        True,
-        "fa2",
-        "FlashInfer's FA2 kernels, named by backend='fa2'; 'auto' takes FA3 kernels on Hopper, which this rule does not describe",
+
+    def shared_memory(target: Reference, *rest: Any) -> None:
+        if query.device.shared_memory_optin is None:
+            raise RuleUnknown(
+                f"the rule asks for the shared memory of {query.device.name}, which the catalog does not know"
+            )
+        target.set(query.device.shared_memory_optin)
+
+    calls: dict[str, Callable[..., Any]] = {
+        "GetCudaComputeCapability": lambda: {"first": capability[0], "second": capability[1]},
+        "cudaGetDevice": lambda target: target.set(0),
+        "cudaDeviceGetAttribute": shared_memory,
+    }
+    tiles: dict[int, int] = {}
+
+    def tile(rows: int) -> int:
+        if rows not in tiles:
+            arguments = {
+                "avg_packed_qo_len": rows,
+                "head_dim": shape.head_dim,
+                "head_dim_qk": shape.head_dim,
+                "kv_dtype_bytes": KV_BYTES[query.dtype],
+                "cudaDevAttrMaxSharedMemoryPerBlockOptin": 97,
+            }
+            tiles[rows] = call_function(source, "FA2DetermineCtaTileQ", arguments, calls)
+        return tiles[rows]
+
+    points = [
+        (tile(selector_rows(rows, query)), "FA2DetermineCtaTileQ", None) for rows in range(1, query.max_count + 1)
+    ]
+    hopper = capability[0] == 9
+    warnings = (
+        ["backend='auto' usually takes the FA3 kernels on Hopper, which this rule does not describe"] if hopper else []
     )
+    return _map(query, points, artifact, True, "fa2", "FlashInfer's FA2 kernels, as backend='fa2' names them", warnings)
 
 
-@lru_cache(maxsize=256)
-def flash_attn(release: str, device_name: str, head_dim: int, dtype: str, archives: Path | None = None) -> Granularity:
-    """KBlockM of the split-KV path, which flash_attn_with_kvcache takes over a paged cache. Raises RuleUnknown."""
-    artifact = _open("flash-attn", release, FLASH_ATTN_RULE, archives)
-    tile = local_constant(
-        artifact.read(min(artifact.names)), "run_mha_fwd_splitkv_dispatch", "kBlockM", {"Headdim": head_dim}
-    )
-    points: list[tuple[int, str, int | None]] = [(tile, "run_mha_fwd_splitkv_dispatch", None)] * MAX_ROWS
-    return _map(
-        "flash-attn",
-        release,
-        dtype,
-        device_name,
-        points,
-        artifact,
-        False,
-        "fa2-splitkv",
-        "the KV-cache path of FlashAttention-2; GQA heads are packed at a query length of 1 alone",
-    )
+@lru_cache(maxsize=512)
+def _flash_attn_2(query: Query, archives: Path | None) -> Granularity:
+    artifact = _open(query, FLASH_ATTN_RULE, archives)
+    function = "run_mha_fwd_splitkv_dispatch"
+    tile = local_constant(artifact.read(min(artifact.names)), function, "kBlockM", {"Headdim": _heads(query).head_dim})
+    reason = "the KV-cache path of FlashAttention-2; GQA heads are packed at a query length of 1 alone"
+    points = [(tile, function, None)] * query.max_count
+    return _map(query, points, artifact, False, "fa2-splitkv", reason)
 
 
-def _open(framework: str, release: str, wanted: re.Pattern[str], archives: Path | None) -> Artifact:
-    artifact = open_release(framework, release, wanted, archives)
+@lru_cache(maxsize=512)
+def _flash_attn_4(query: Query, archives: Path | None) -> Granularity:
+    artifact = _open(query, FLASH_ATTN_4_RULE, archives)
+    shape, capability = _heads(query), query.device.compute_capability
+    if capability is None:
+        raise RuleUnknown(
+            f"the rule asks for the compute capability of {query.device.name}, which the catalog does not know"
+        )
+    name = min(artifact.names)
+    source = artifact.read(name)
+    if "def _get_fwd_config(" not in source:
+        raise RuleUnknown(f"{artifact.file} chooses its tile inside the forward call: there is no function to evaluate")
+    # Packed, so the kernel sees one head of `rows` positions for each KV head.
+    question = {
+        "source": source,
+        "file": name,
+        "entry": "_get_fwd_config",
+        "texts": {},
+        "device_name": query.device.name,
+        "compute_capability": capability,
+        "shared_memory_optin": query.device.shared_memory_optin,
+        "triton_version": "",
+        "environment": {},
+        "arguments": {
+            "arch": capability[0] * 10 + capability[1],
+            "head_dim": shape.head_dim,
+            "head_dim_v": shape.head_dim,
+            "max_seqlen_k": CONTEXT,
+            "num_head_kv": shape.kv_heads,
+            "qhead_per_kvhead": 1,
+            "pack_gqa": False,
+            "batch_size": query.batch,
+            "causal": True,
+            "local": False,
+            "window_size_left": None,
+            "window_size_right": None,
+            "num_splits": 1,
+            "device": None,
+        },
+        "counter": "max_seqlen_q",
+        "max_count": query.max_count,
+        "result": ["m_block_size", "q_stage"],
+    }
+    found = evaluator.evaluate([question])[0]
+    if isinstance(found, RuleUnknown):
+        raise found
+    packed = shape.group > 1
+    points = [(tile, "_get_fwd_config", None) for count, (tile, _, _) in found for _ in range(count)]
+    reason = "FlashAttention-4's forward; GQA heads are packed unless the caller says otherwise"
+    return _map(query, points, artifact, packed, "fa4", reason)
+
+
+def _flash_attn_3(query: Query, source: Path | None) -> Granularity:
+    shape, capability = _heads(query), query.device.compute_capability
+    if capability is None:
+        raise RuleUnknown(
+            f"the rule asks for the compute capability of {query.device.name}, which the catalog does not know"
+        )
+    is_hopper = capability[0] == 9
+    if capability[0] not in (8, 9):
+        raise RuleUnknown(f"FlashAttention-3 has kernels for sm8x and sm90, not for sm{capability[0]}{capability[1]}")
+    bytes_per_element = KV_BYTES[query.dtype]
+    if source is None:
+        sizes = FLASH_ATTN_3_16BIT if bytes_per_element == 2 else FLASH_ATTN_3_8BIT
+        tile = next((m for limit, m in sizes if shape.head_dim <= limit), None) if is_hopper else 128
+        if tile is None:
+            raise RuleUnknown(f"the recorded table of FlashAttention-3 ends at head_dim 256, not {shape.head_dim}")
+        artifact = Artifact(FLASH_ATTN_3, "", "recorded rule", frozenset(), lambda name: "")
+    else:
+        path = source / "hopper" / "tile_size.h"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise RuleUnknown(
+                f"{path} can't be read: {error}; --source takes the root of a flash-attention tree"
+            ) from error
+        arguments = {
+            "headdim": shape.head_dim,
+            "headdim_v": shape.head_dim,
+            "is_causal": True,
+            "is_local": False,
+            "element_size": bytes_per_element,
+            "v_colmajor": False,
+            "paged_kv": False,
+            "paged_kv_non_TMA": False,
+            "softcap": False,
+            "use_one_mma_wg": False,
+            "sm86_or_89": capability[1] != 0,
+            "varlen_and_split": False,
+            "append_kv": False,
+        }
+        name = "tile_size_fwd_sm90" if is_hopper else "tile_size_fwd_sm8x"
+        returned = call_function(text, name, arguments, {})
+        if not isinstance(returned, list) or not isinstance(returned[0], int):
+            raise RuleUnknown(f"{path}: {name} returns {returned!r}, not a list that begins with kBlockM")
+        tile = returned[0]
+        artifact = Artifact(
+            str(path), hashlib.sha256(text.encode()).hexdigest(), "source tree", frozenset(), lambda _: text
+        )
+    packed, why = _packs_gqa(query, tile, is_hopper)
+    points = [(tile, "tile_size.h", None)] * query.max_count
+    return _map(query, points, artifact, packed, "fa3", f"FlashAttention-3's forward; {why}")
+
+
+def _packs_gqa(query: Query, tile: int, is_hopper: bool) -> tuple[bool, str]:
+    """FlashAttention-3's choice at the first position: GQA heads share a tile where that fills it better."""
+    group = _heads(query).group
+    if group == 1:
+        return False, "MHA has no heads to pack"
+    if not is_hopper:
+        return True, "GQA heads are always packed on sm8x"
+    without, packed = 1 / tile, group / (-(-group // tile) * tile)
+    if without < 0.9 * packed:
+        return True, "GQA heads are packed: without it less than 0.9 of the share of useful rows is reached"
+    return False, "GQA heads are not packed: the tile is full without it"
+
+
+def _heads(query: Query) -> HeadShape:
+    assert isinstance(query.shape, HeadShape)
+    return query.shape
+
+
+def _open(query: Query, wanted: re.Pattern[str], archives: Path | None) -> Artifact:
+    artifact = open_release(query.framework, query.release, wanted, archives)
     if not artifact.names:
         raise RuleUnknown(f"{artifact.file} holds no file that matches {wanted.pattern}")
     return artifact
 
 
 def _map(
-    framework: str,
-    release: str,
-    dtype: str,
-    device_name: str,
-    points: list[tuple[int, str, int | None]],
+    query: Query,
+    points: Sequence[tuple[int, str, int | None]],
     artifact: Artifact,
     packed: bool,
     kernel: str,
     reason: str,
+    warnings: list[str] | None = None,
 ) -> Granularity:
     return Granularity(
-        framework=framework,
-        release=release,
+        framework=query.framework,
+        release=query.release,
         module="attention",
-        dtype=dtype,
-        device_name=device_name,
+        dtype=query.dtype,
+        device_name=query.device.name,
         ranges=from_points(points),
         kernel=kernel,
         kernel_reason=reason,
@@ -98,4 +266,5 @@ def _map(
         artifact_sha256=artifact.sha256,
         origin=artifact.origin,
         packed=packed,
+        warnings=tuple(warnings or ()),
     )

@@ -31,6 +31,18 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+class Reference:
+    """`&name` as an argument: what a supplied call sets through it becomes the variable's value."""
+
+    def __init__(self, names: Mapping[str, Any], name: str) -> None:
+        self._names, self._name = names, name
+
+    def set(self, value: Any) -> None:
+        """Give the variable a value."""
+        assert isinstance(self._names, dict)
+        self._names[self._name] = value
+
+
 class _Return(Exception):
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -42,16 +54,21 @@ def call_function(source: str, name: str, arguments: Mapping[str, Any], calls: M
     body = function.child_by_field_name("body")
     declarator = function.child_by_field_name("declarator")
     assert body is not None and declarator is not None
-    names = [
-        _text(d)
-        for p in _descend(declarator, "parameter_declaration")
-        if (d := p.child_by_field_name("declarator")) is not None
-    ]
-    missing = [n for n in names if n not in arguments]
+    parameters = declarator.child_by_field_name("parameters")
+    names, missing = dict(arguments), []
+    for p in parameters.named_children if parameters is not None else ():
+        parameter = p.child_by_field_name("declarator")
+        default = p.child_by_field_name("default_value")
+        if parameter is None or _text(parameter) in names:
+            continue
+        if default is None:
+            missing.append(_text(parameter))
+        else:
+            names[_text(parameter)] = _value(default, names, calls)
     if missing:
         raise RuleUnknown(f"{name} has parameters that are not known here: {', '.join(missing)}")
     try:
-        _run(body, dict(arguments), calls)
+        _run(body, names, calls)
     except _Return as returned:
         return returned.value
     raise RuleUnknown(f"{name} ends without a return for {dict(arguments)}")
@@ -118,10 +135,13 @@ def _run(node: Node, names: dict[str, Any], calls: Mapping[str, Callable[..., An
         case "return_statement":
             raise _Return(_value(node.named_children[0], names, calls))
         case "declaration":
-            for child in _descend(node, "init_declarator"):
+            for child in node.children_by_field_name("declarator"):
                 declarator, value = child.child_by_field_name("declarator"), child.child_by_field_name("value")
-                assert declarator is not None and value is not None
+                if declarator is None or value is None:
+                    continue  # Declared without a value: reading it before one is set is unknown.
                 names[_text(declarator)] = _value(value, names, calls)
+        case "expression_statement" if node.named_children and node.named_children[0].type == "call_expression":
+            _value(node.named_children[0], names, calls)
         case _:
             raise RuleUnknown(f"line {node.start_point[0] + 1}: {node.type} is not evaluated: {_text(node)[:60]}")
 
@@ -139,6 +159,14 @@ def _value(node: Node, names: Mapping[str, Any], calls: Mapping[str, Callable[..
             return node.type == "true"
         case "identifier" if _text(node) in names:
             return names[_text(node)]
+        case "cast_expression":
+            return child("value")
+        case "pointer_expression" if _text(node).startswith("&"):
+            target = node.child_by_field_name("argument")
+            assert target is not None
+            return Reference(names, _text(target))
+        case "initializer_list":
+            return [_value(v, names, calls) for v in node.named_children if v.type != "comment"]
         case "parenthesized_expression" | "condition_clause":
             return _value(node.named_children[-1], names, calls)
         case "conditional_expression":

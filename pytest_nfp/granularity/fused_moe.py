@@ -6,19 +6,17 @@ which file holds the rule, and which triton it is run with (SGLang keys its tune
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pytest_nfp.granularity import evaluator
 from pytest_nfp.granularity.artifacts import Artifact, open_release, pinned_requirement
-from pytest_nfp.granularity.maps import Granularity, RuleUnknown, from_points
+from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, from_runs
+from pytest_nfp.granularity.query import ExpertShape, Query
 
 ENTRY = "try_get_optimal_moe_config"
 RULE_FILES = {
@@ -37,48 +35,63 @@ WANTED = re.compile(
     r"|(?:^|/)[^/]+\.dist-info/METADATA$|^PKG-INFO$"
 )
 ENVIRONMENT = ("VLLM_TUNED_CONFIG_FOLDER", "VLLM_BATCH_INVARIANT", "SGLANG_MOE_CONFIG_DIR")
-MAX_TOKENS = 4096
-TIMEOUT_S = 60
+DTYPES: dict[str, tuple[str | None, list[int] | None]] = {
+    "bf16": (None, None),
+    "fp16": (None, None),
+    "fp8": ("fp8_w8a8", None),
+    "fp8-block": ("fp8_w8a8", [128, 128]),
+}
+FAR_KEY = 2.0
+"""A tuned key is distant when the counts that it serves reach more than this factor beyond it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertShape:
-    """What the rule is asked about: E, expert width f, hidden d, k."""
-
-    experts: int
-    width: int
-    hidden: int
-    top_k: int
+def granularity(query: Query, archives: Path | None = None) -> Granularity:
+    """The piecewise map over M = 1..max_count. Raises RuleUnknown with the reason."""
+    found = granularities([query], archives)[0]
+    if isinstance(found, RuleUnknown):
+        raise found
+    return found
 
 
-def granularity(
-    framework: str,
-    release: str,
-    shape: ExpertShape,
-    device_name: str,
-    compute_capability: str,
-    shared_memory_optin: int,
-    dtype: str = "bf16",
-    archives: Path | None = None,
-    max_tokens: int = MAX_TOKENS,
-) -> Granularity:
-    """The piecewise map over M = 1..max_tokens. Raises RuleUnknown with the reason."""
-    if dtype not in ("bf16", "fp16"):
-        raise RuleUnknown(f"the fused-MoE rule is read for bf16 and fp16 so far, not for {dtype}")
-    artifact = _artifact(framework, release, archives)
-    points = _evaluate(
-        artifact, framework, shape, device_name, compute_capability, shared_memory_optin, max_tokens, _environment()
+def granularities(queries: Sequence[Query], archives: Path | None = None) -> list[Granularity | RuleUnknown]:
+    """Maps of many queries, each or the reason why it is unknown; one evaluation for the queries of one release."""
+    answers: list[Granularity | RuleUnknown | None] = [None] * len(queries)
+    questions: dict[Artifact, list[tuple[int, dict[str, Any]]]] = {}
+    for i, query in enumerate(queries):
+        try:
+            artifact = _artifact(query.framework, query.release, archives)
+            questions.setdefault(artifact, []).append((i, _question(artifact, query)))
+        except RuleUnknown as reason:
+            answers[i] = reason
+    for artifact, asked in questions.items():
+        for (i, _), points in zip(asked, evaluator.evaluate([q for _, q in asked]), strict=True):
+            answers[i] = points if isinstance(points, RuleUnknown) else _map(artifact, queries[i], points)
+    return [a for a in answers if a is not None]
+
+
+@lru_cache(maxsize=128)
+def _artifact(framework: str, release: str, archives: Path | None) -> Artifact:
+    return open_release(framework, release, WANTED, archives)
+
+
+def _map(artifact: Artifact, query: Query, runs: evaluator.Runs) -> Granularity:
+    ranges = from_runs(
+        (count, (tile, Path(path).name if path else "default rule", key)) for count, (tile, path, key) in runs
     )
-    named = tuple((tile, Path(path).name if path else "default rule", key) for tile, path, key in points)
-    warnings = list(_near_misses(artifact, shape, device_name, {s for _, s, _ in named}))
+    folders = {Path(path).parent.name for _, (_, path, _) in runs if path}
+    warnings = [*_near_misses(artifact, query, {r.source for r in ranges}), *_key_gaps(ranges)]
+    if query.framework == "sglang" and folders and (mine := _triton_folder(artifact)) not in folders:
+        warnings.append(
+            f"same shape, other source folder: {', '.join(sorted(folders))} serves {mine}, which has no such file"
+        )
     warnings += [f"{name}={value} is in force" for name, value in _environment()]
     return Granularity(
-        framework=framework,
-        release=release,
+        framework=query.framework,
+        release=query.release,
         module="moe",
-        dtype=dtype,
-        device_name=device_name,
-        ranges=from_points(named),
+        dtype=query.dtype,
+        device_name=query.device.name,
+        ranges=ranges,
         kernel="triton",
         kernel_reason="the tile rule is that of the fused-MoE Triton kernel; the backend order before it is not evaluated",
         artifact_file=artifact.file,
@@ -88,60 +101,62 @@ def granularity(
     )
 
 
-@lru_cache(maxsize=32)
-def _artifact(framework: str, release: str, archives: Path | None) -> Artifact:
-    return open_release(framework, release, WANTED, archives)
-
-
 def _environment() -> tuple[tuple[str, str], ...]:
     return tuple((name, os.environ[name]) for name in ENVIRONMENT if os.environ.get(name))
 
 
-@lru_cache(maxsize=512)
-def _evaluate(
-    artifact: Artifact,
-    framework: str,
-    shape: ExpertShape,
-    device_name: str,
-    compute_capability: str,
-    shared_memory_optin: int,
-    max_tokens: int,
-    environment: tuple[tuple[str, str], ...],
-) -> tuple[tuple[int, str | None, int | None], ...]:
-    rule_file = next((n for f in RULE_FILES[framework] for n in sorted(artifact.names) if n.endswith(f)), None)
-    if rule_file is None:
-        raise RuleUnknown(f"{artifact.file} holds none of {', '.join(RULE_FILES[framework])}")
-    source = artifact.read(rule_file)
-    if f"def {ENTRY}(" not in source:
+def _question(artifact: Artifact, query: Query) -> dict[str, Any]:
+    """What the sandbox is asked. Raises RuleUnknown where the release has no rule of this shape."""
+    if query.dtype not in DTYPES:
+        raise RuleUnknown(f"the fused-MoE rule is read for {', '.join(DTYPES)}, not for {query.dtype}")
+    shape = query.shape
+    assert isinstance(shape, ExpertShape)
+    files = RULE_FILES[query.framework]
+    found = [n for f in files for n in sorted(artifact.names) if n.endswith(f)]
+    if not found:
+        raise RuleUnknown(f"{artifact.file} holds none of {', '.join(files)}")
+    rule_file, source = next(
+        ((n, text) for n in found if f"def {ENTRY}(" in (text := artifact.read(n))), (found[0], None)
+    )
+    if source is None:
         raise RuleUnknown(f"{artifact.file}: {rule_file} has no function {ENTRY}")
     folder = rule_file.rpartition("/")[0]
-    # Only files that this shape could resolve to are read: a release has hundreds of others.
+    environment = dict(_environment())
+    dtype, block_shape = DTYPES[query.dtype]
+    # Only files that this shape could resolve to are read: a release has hundreds of others. Folders are seen by name.
     stem = re.compile(rf"/E={shape.experts},N={shape.width}[,.]")
     texts = {n: "{}" for n in artifact.names if n.startswith(f"{folder}/configs/")}
     texts |= {n: artifact.read(n) for n in texts if stem.search(n)}
-    texts |= _user_files(dict(environment), stem)
-    gated = 2 * shape.width
-    request = {
+    # Names of other shapes matter to a listing of folders alone: one stands for all of a folder.
+    texts = {n: t for n, t in texts.items() if stem.search(n)} | {
+        f"{folder}/configs/{f}/other.json": "{}"
+        for f in {n.split("/configs/")[1].split("/")[0] for n in texts}
+        if ".json" not in f
+    }
+    texts |= _user_files(environment, stem)
+    arguments: dict[str, Any] = {
+        "w1_shape": [shape.experts, 2 * shape.width, shape.hidden],
+        "w2_shape": [shape.experts, shape.hidden, shape.width],
+        "top_k": shape.top_k,
+        "dtype": dtype,
+    }
+    if block_shape is not None:
+        arguments["block_shape"] = block_shape
+    return {
         "source": source,
         "file": rule_file,
         "entry": ENTRY,
         "texts": texts,
-        "device_name": device_name,
-        "compute_capability": [int(part) for part in compute_capability.split(".")],
-        "shared_memory_optin": shared_memory_optin,
-        "triton_version": _triton(artifact) if framework == "sglang" else "",
-        "environment": dict(environment),
-        "max_tokens": max_tokens,
-        "shapes": [
-            {
-                "w1_shape": [shape.experts, gated, shape.hidden],
-                "w2_shape": [shape.experts, shape.hidden, shape.width],
-                "top_k": shape.top_k,
-                "dtype": None,
-            }
-        ],
+        "device_name": query.device.name,
+        "compute_capability": query.device.compute_capability,
+        "shared_memory_optin": query.device.shared_memory_optin,
+        "triton_version": _triton(artifact) if query.framework == "sglang" else "",
+        "environment": environment,
+        "arguments": arguments,
+        "counter": "M",
+        "max_count": query.max_count,
+        "result": ["BLOCK_SIZE_M"],
     }
-    return tuple((tile, path, key) for tile, path, key in _run(request)[0])
 
 
 def _user_files(environment: dict[str, str], stem: re.Pattern[str]) -> dict[str, str]:
@@ -155,53 +170,65 @@ def _user_files(environment: dict[str, str], stem: re.Pattern[str]) -> dict[str,
     return texts
 
 
-def _run(request: dict[str, Any]) -> Sequence[Sequence[tuple[int, str | None, int | None]]]:
-    """Evaluate in an isolated interpreter. Raises RuleUnknown when the rule asks for more than it may, or never ends."""
-    script = Path(__file__).with_name("sandbox.py")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", str(script)],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            env={},
-        )
-    except subprocess.TimeoutExpired:
-        raise RuleUnknown(f"the rule did not end within {TIMEOUT_S} s") from None
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
-        raise RuleUnknown(f"the rule could not be evaluated: {last[0]} (time or memory limit)")
-    answer = json.loads(done.stdout)
-    if "unknown" in answer:
-        raise RuleUnknown(f"the rule could not be evaluated: {answer['unknown']}")
-    answers: Sequence[Sequence[tuple[int, str | None, int | None]]] = answer["answers"]
-    return answers
-
-
+@lru_cache(maxsize=128)
 def _triton(artifact: Artifact) -> str:
-    """The triton that the release's pinned torch brings. Raises RuleUnknown where neither can be told."""
+    """The triton that the release's pinned torch brings. Raises RuleUnknown where it can't be told."""
     for name in sorted(artifact.names):
         if name.endswith(("METADATA", "PKG-INFO")):
-            pinned = re.search(r"^Requires-Dist: torch==([\d.]+)", artifact.read(name), re.MULTILINE)
+            pinned = re.search(r"^Requires-Dist: torch\s*\(?==([\d.]+)", artifact.read(name), re.MULTILINE)
             if pinned:
                 return pinned_requirement("torch", pinned[1], "triton")
     raise RuleUnknown(f"{artifact.file} pins no torch, so its triton version and tuned files can't be told")
 
 
-def _near_misses(artifact: Artifact, shape: ExpertShape, device_name: str, used: set[str]) -> list[str]:
+def _triton_folder(artifact: Artifact) -> str:
+    return f"triton_{_triton(artifact).replace('.', '_')}"
+
+
+def _key_gaps(ranges: Sequence[Range]) -> list[str]:
+    """Counts that a distant tuned key serves: the nearest key wins at any M."""
+    served: dict[tuple[str, int], tuple[int, int]] = {}
+    for r in ranges:
+        if r.key is not None:
+            first, last = served.get((r.source, r.key), (r.first, r.last))
+            served[r.source, r.key] = (min(first, r.first), max(last, r.last))
+    return [
+        f"M={first}..{last} served by key {key} of {source}"
+        for (source, key), (first, last) in served.items()
+        if first * FAR_KEY < key or (last > key * FAR_KEY and last != ranges[-1].last)
+    ]
+
+
+def _near_misses(artifact: Artifact, query: Query, used: set[str]) -> list[str]:
     """Tuned files for this shape and dtype that another device name would have found (names match to the letter)."""
     if used != {"default rule"}:
         return []
+    shape = query.shape
+    assert isinstance(shape, ExpertShape)
+    dtype, block_shape = DTYPES[query.dtype]
     stem = f"E={shape.experts},N={shape.width},device_name="
-    mine = device_name.replace(" ", "_")
-    others = {
-        n.rpartition("/")[2].removeprefix(stem).removesuffix(".json")
-        for n in artifact.names
-        if n.rpartition("/")[2].startswith(stem) and ",dtype=" not in n and not n.endswith("_down.json")
-    }
-    near = sorted(o for o in others - {mine} if o.split("_")[1].split("-")[0] == mine.split("_")[1].split("-")[0])
+    tail = (f",dtype={dtype}" if dtype else "") + (f",block_shape={block_shape}" if block_shape else "") + ".json"
+    mine = query.device.name.replace(" ", "_")
+    others = set()
+    for name in artifact.names:
+        file = name.rpartition("/")[2].replace(", ", ",")
+        if file.startswith(stem) and file.endswith(tail.replace(", ", ",")):
+            device = file.removeprefix(stem).removesuffix(tail.replace(", ", ","))
+            if "," not in device and not device.endswith("_down"):
+                others.add(device)
+
+    def family(device: str) -> str:
+        return device.removeprefix("NVIDIA_").removeprefix("GeForce_").split("-")[0].split("_")[0]
+
+    near = sorted(o for o in others - {mine} if _related(family(o), family(mine)))
     return [
         f"default rule in force; a tuned file exists for {o}, not for {mine}: names match to the letter" for o in near
     ]
+
+
+RELATED = ({"H100", "H800"}, {"A100", "A800"})
+"""Families whose files people expect to be found for one another."""
+
+
+def _related(a: str, b: str) -> bool:
+    return a == b or any({a, b} <= group for group in RELATED)

@@ -97,6 +97,16 @@ def merge(ranges: Iterable[Range]) -> tuple[Range, ...]:
     return tuple(merged)
 
 
+def from_runs(runs: Iterable[tuple[int, tuple[int, str, int | None]]]) -> tuple[Range, ...]:
+    """Ranges from (how many counts, (tile, source, key)) in a row, from count 1 on."""
+    ranges = []
+    first = 1
+    for count, (tile, source, key) in runs:
+        ranges.append(Range(first, first + count - 1, tile, source, key))
+        first += count
+    return merge(ranges)
+
+
 def from_points(points: Sequence[tuple[int, str, int | None]]) -> tuple[Range, ...]:
     """Ranges from (tile, source, key) at counts 1, 2, 3, ..."""
     return merge(Range(i, i, tile, source, key) for i, (tile, source, key) in enumerate(points, 1))

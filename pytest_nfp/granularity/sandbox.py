@@ -59,7 +59,7 @@ SAFE_BUILTINS = [
     "repr",
 ]
 ALLOWED_DUNDERS = {"__file__", "__version__"}
-CPU_SECONDS = 20
+CPU_SECONDS = 50
 MEMORY_BYTES = 1 << 30
 
 
@@ -156,6 +156,30 @@ def check(tree: ast.AST) -> None:
             raise Refused(f"line {node.lineno}: {type(node).__name__} is not allowed in a rule")
 
 
+def record_fields(node: ast.ClassDef) -> dict[str, Any] | None:
+    """Fields and literal defaults of a class that holds nothing else: a dataclass or named tuple, as rules return."""
+    fields: dict[str, Any] = {}
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            try:
+                fields[item.target.id] = ... if item.value is None else ast.literal_eval(item.value)
+            except ValueError:
+                return None
+        elif not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)):
+            return None
+    return fields
+
+
+def record(name: str, fields: dict[str, Any]) -> Any:
+    """A constructor for such a class."""
+
+    def make(*args: Any, **kwargs: Any) -> Stub:
+        values = {f: v for f, v in fields.items() if v is not ...} | dict(zip(fields, args, strict=False)) | kwargs
+        return Stub(name, **values)
+
+    return make
+
+
 def lift(source: str, entry: str, names: dict[str, Any]) -> Any:
     """The entry function and every global it reaches, compiled alone in the namespace `names`."""
     module = ast.parse(source)
@@ -163,6 +187,8 @@ def lift(source: str, entry: str, names: dict[str, Any]) -> Any:
     for node in module.body:
         if isinstance(node, ast.FunctionDef):
             available[node.name] = node
+        elif isinstance(node, ast.ClassDef) and (fields := record_fields(node)) is not None:
+            names.setdefault(node.name, record(node.name, fields))
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             available[node.targets[0].id] = node
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
@@ -207,11 +233,29 @@ SAFE = {name: getattr(builtins, name) for name in SAFE_BUILTINS if hasattr(built
 SAFE["print"] = lambda *args, **kwargs: None
 
 
+def plain_getattr(value: Any, name: str, *default: Any) -> Any:
+    """getattr without private names."""
+    if name.startswith("_"):
+        raise Refused(f"{name} is not allowed in a rule")
+    return getattr(value, name, *default)
+
+
 def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
     """Stubs for what vLLM's and SGLang's rules call: platform, environment, logger, paths, JSON."""
     device_name = request["device_name"]
-    capability = tuple(request["compute_capability"])
     shared_memory = request["shared_memory_optin"]
+
+    def known_capability() -> tuple[int, ...]:
+        if request["compute_capability"] is None:
+            raise Refused(f"the rule asks for the compute capability of {device_name}, which the catalog does not know")
+        return tuple(request["compute_capability"])
+
+    def has_capability(wanted: Any, *rest: Any) -> bool:
+        return (wanted if isinstance(wanted, tuple) else divmod(wanted, 10)) <= known_capability()
+
+    def is_capability(wanted: Any, *rest: Any) -> bool:
+        return (wanted if isinstance(wanted, tuple) else divmod(wanted, 10)) == known_capability()
+
     environment = request["environment"]
 
     class Environment:
@@ -229,7 +273,7 @@ def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
         current_device=lambda: 0,
         get_device_properties=lambda *a: properties,
         get_device_name=lambda *a: device_name,
-        get_device_capability=lambda *a: capability,
+        get_device_capability=lambda *a: known_capability(),
     )
     platform = Stub(
         "current_platform",
@@ -239,8 +283,10 @@ def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
         is_cuda_alike=lambda: True,
         is_xpu=lambda: False,
         is_cpu=lambda: False,
-        get_device_capability=lambda *a: Stub("capability", major=capability[0], minor=capability[1]),
-        has_device_capability=lambda c, *a: (c if isinstance(c, tuple) else (c // 10, c % 10)) <= capability,
+        get_device_capability=lambda *a: Stub("capability", major=known_capability()[0], minor=known_capability()[1]),
+        has_device_capability=has_capability,
+        is_device_capability=is_capability,
+        is_device_capability_family=lambda c, *a: known_capability()[0] == c // 10,
     )
     path = Stub(
         "os.path",
@@ -254,6 +300,7 @@ def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
         isdir=files.exists,
     )
     environ = Stub("os.environ", get=environment.get)
+    deterministic = Stub("deterministic", enable_deterministic_inference=False)
     server_args = Stub("server_args", enable_deterministic_inference=False)
     imports = {
         "get_config": lambda *a: None,
@@ -277,10 +324,13 @@ def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
         "get_device_name_as_file_name": lambda *a: device_name.replace(" ", "_"),
         "get_device_name": lambda *a: device_name,
         "vllm_is_batch_invariant": lambda: environment.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"),
+        "get_sparse_q_block_size": lambda *a: None,
         "is_hip": lambda: False,
         "is_cuda": lambda: True,
         "get_global_server_args": lambda: server_args,
         "get_server_args": lambda: server_args,
+        "get_exec": lambda: Stub("exec", deterministic=deterministic),
+        "getattr": plain_getattr,
         "get_context": lambda: Stub("context", server_args=server_args),
         "get_bool_env_var": lambda name, default="false": environment.get(name, default) in ("1", "true", "True"),
     }
@@ -295,30 +345,52 @@ def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
 
 
 def evaluate(request: dict[str, Any]) -> list[list[Any]]:
-    """One answer per shape: [[tile, tuned file or None, key or None] for each token count]."""
+    """[[how often, [tile, tuned file or None, key or None]], ...] over the counts 1..max_count."""
     files = Files(request["texts"])
     rule = lift(request["source"], request["entry"], namespace(request, files))
-    answers = []
-    for arguments in request["shapes"]:
-        points = []
-        for tokens in range(1, request["max_tokens"] + 1):
-            config = rule(**arguments, M=tokens)
-            if isinstance(config, tuple):
-                config = config[0]
-            path = key = None
-            for candidate, data in files.loaded.items():
-                for k, value in data.items():
-                    if value is config:
-                        path, key = candidate, int(k)
-            if "BLOCK_SIZE_M" not in config:
-                raise Refused(f"the configuration at M={tokens} has no BLOCK_SIZE_M")
-            points.append([config["BLOCK_SIZE_M"], path, key])
-        answers.append(points)
-        files.loaded.clear()
-        for value in rule.__globals__.values():
-            if type(value) is CACHED:
-                value.cache_clear()
-    return answers
+    code = rule.__wrapped__.__code__ if hasattr(rule, "__wrapped__") else rule.__code__
+    accepted = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    arguments = {}
+    for name, value in request["arguments"].items():
+        if name in accepted:
+            arguments[name] = value
+        elif value is not None:
+            raise Refused(f"{request['entry']} has no parameter {name}")
+    runs: list[list[Any]] = []
+    for count in range(1, request["max_count"] + 1):
+        config = rule(**arguments, **{request["counter"]: count})
+        if isinstance(config, tuple):
+            config = config[0]
+        path = key = None
+        for candidate, data in files.loaded.items():
+            for k, value in data.items():
+                if value is config:
+                    path, key = candidate, int(k)
+        tile = 1
+        for part in request["result"]:
+            if isinstance(config, dict):
+                if part not in config:
+                    raise Refused(f"the configuration at {request['counter']}={count} has no {part}")
+                tile *= config[part]
+            else:
+                tile *= getattr(config, part)
+        if runs and runs[-1][1] == [tile, path, key]:
+            runs[-1][0] += 1
+        else:
+            runs.append([1, [tile, path, key]])
+    return runs
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to one question: its runs, or why it is unknown."""
+    try:
+        return {"runs": evaluate(request)}
+    except RecursionError:
+        return {"unknown": "the rule recurses without end"}
+    except MemoryError:
+        return {"unknown": "the rule takes more memory than it may"}
+    except Exception as error:
+        return {"unknown": f"{type(error).__name__}: {error}"}
 
 
 def main() -> None:
@@ -326,18 +398,10 @@ def main() -> None:
 
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    request = json.loads(sys.stdin.read())
+    requests = json.loads(sys.stdin.read())
     # The rule can neither open nor create a file from here on.
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-    try:
-        answer: dict[str, Any] = {"answers": evaluate(request)}
-    except RecursionError:
-        answer = {"unknown": "the rule recurses without end"}
-    except MemoryError:
-        answer = {"unknown": "the rule takes more memory than it may"}
-    except Exception as error:
-        answer = {"unknown": f"{type(error).__name__}: {error}"}
-    json.dump(answer, sys.stdout)
+    json.dump([answer(request) for request in requests], sys.stdout)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ r = 1 and no fixed cost. N_max is read from the predicted curve by the same defi
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,13 +160,15 @@ def predict_boundary(
     calibration: Calibration,
     tolerance: float = 0.20,
     baseline_positions: int = 1,
-    positions: Sequence[int] | None = None,
     max_positions: int = 4096,
+    edges: Sequence[int] | None = None,
 ) -> Prediction:
-    """N_max of the predicted curve, over every N up to max_positions, or over the positions of a measured grid.
+    """N_max of the predicted curve over N0..max_positions.
 
-    modules: name (a str) -> work of one forward at N positions. The scan over every N doubles until the curve has been
-    outside the tolerance for as long as it was inside, so that a hole is seen and long flat tails cost little.
+    modules: name (a str) -> work of one forward at N positions. edges: the last N of each tile, where they are known.
+    Between two edges no count of tiles, and so no time, falls as N grows: the crossing is found by halving, and the
+    prediction's points are those that it took. Without edges every N is evaluated, doubling the range until the curve
+    has been outside the tolerance for as long as it was inside, so that a hole is seen.
     """
     if not modules:
         raise ValueError("the tile roofline needs at least one module")
@@ -173,19 +176,44 @@ def predict_boundary(
     def terms(n: int) -> dict[str, float]:
         return {name: work(n).latency_us(calibration) for name, work in modules.items()}
 
-    def point(n: int) -> Point:
-        return Point(n, sum(terms(n).values()) + calibration.fixed_us)
+    known: dict[int, float] = {}
 
-    if positions is None:
+    def latency(n: int) -> float:
+        if n not in known:
+            known[n] = sum(terms(n).values()) + calibration.fixed_us
+        return known[n]
+
+    if edges is None:
         end = max(64, 2 * baseline_positions)
-        points = [point(n) for n in range(baseline_positions, end + 1)]
-        while (b := find_boundary(points, tolerance, baseline_positions)).n_max * 2 >= end and end < max_positions:
-            start, end = end + 1, min(2 * end, max_positions)
-            points += [point(n) for n in range(start, end + 1)]
+        while True:
+            points = tuple(Point(n, latency(n)) for n in range(baseline_positions, end + 1))
+            boundary = find_boundary(points, tolerance, baseline_positions)
+            if boundary.n_max * 2 < end or end >= max_positions:
+                break
+            end = min(2 * end, max_positions)
     else:
-        points = [point(n) for n in sorted(positions) if n >= baseline_positions]
-        b = find_boundary(points, tolerance, baseline_positions)
-    after = next((p.positions for p in points if p.positions > b.n_max), b.n_max)
-    low, high = terms(b.baseline_positions), terms(after)
+        boundary = _by_segments(latency, tolerance, baseline_positions, max_positions, edges)
+        latency(min(boundary.n_max + 1, max_positions))
+        points = tuple(Point(n, known[n]) for n in sorted(known))
+    after = min(boundary.n_max + 1, max_positions)
+    low, high = terms(baseline_positions), terms(after)
     limiting = max(modules, key=lambda name: high[name] - low[name])
-    return Prediction(b, limiting, tuple(points))
+    return Prediction(boundary, limiting, points)
+
+
+def _by_segments(
+    latency: Callable[[int], float], tolerance: float, baseline_positions: int, max_positions: int, edges: Sequence[int]
+) -> Boundary:
+    """N_max where T is known not to fall between two edges."""
+    limit = latency(baseline_positions) * (1 + tolerance) * (1 + 1e-12)
+    n_max = n_first_exit = baseline_positions
+    left = False
+    first = baseline_positions
+    for last in sorted({e for e in edges if baseline_positions <= e < max_positions} | {max_positions}):
+        within = bisect_left(range(first, last + 1), True, key=lambda n: latency(n) > limit)
+        if within:
+            n_max = first + within - 1
+            n_first_exit = n_first_exit if left else n_max
+        left = left or within < last + 1 - first
+        first = last + 1
+    return Boundary(n_max, (n_max, None if n_max == max_positions else n_max), n_first_exit, (), baseline_positions)

@@ -6,16 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nfp.granularity import fused_moe
+from pytest_nfp.granularity import evaluator, fused_moe
 from pytest_nfp.granularity.maps import Granularity, RuleUnknown
+from pytest_nfp.granularity.query import DeviceFacts, ExpertShape, Query
 
 from . import releases
 
-SHAPE = fused_moe.ExpertShape(256, 512, 2048, 8)
+SHAPE = ExpertShape(256, 512, 2048, 8)
 
 
-def read(folder: Path, version: str = "99.1", device: str = "NVIDIA H20", framework: str = "vllm") -> Granularity:
-    return fused_moe.granularity(framework, version, SHAPE, device, "9.0", 227 * 1024, archives=folder)
+def read(
+    folder: Path, version: str = "99.1", device: str = "NVIDIA H20", framework: str = "vllm", dtype: str = "bf16"
+) -> Granularity:
+    facts = DeviceFacts(device, (9, 0), 227 * 1024)
+    return fused_moe.granularity(Query(framework, version, facts, SHAPE, dtype), folder)
 
 
 def test_a_default_rule_becomes_a_map(tmp_path: Path) -> None:
@@ -32,6 +36,7 @@ def test_a_tuned_file_wins_with_its_nearest_key_at_any_count(tmp_path: Path) -> 
     releases.vllm(tmp_path, "99.1", NVIDIA_H20=releases.tuned(m96=16, m1024=64))
     g = read(tmp_path)
     assert [(r.first, r.last, r.tile, r.key) for r in g.ranges] == [(1, 560, 16, 96), (561, 4096, 64, 1024)]
+    assert g.warnings == ("M=1..560 served by key 96 of E=256,N=512,device_name=NVIDIA_H20.json",)
     assert {r.source for r in g.ranges} == {"E=256,N=512,device_name=NVIDIA_H20.json"}
 
 
@@ -72,10 +77,10 @@ def test_sglang_takes_the_folder_of_its_triton(tmp_path: Path, monkeypatch: pyte
 
 
 def test_another_dtype_is_unknown_not_guessed(tmp_path: Path) -> None:
-    """fp8 comes with a later step: until then it is unknown, with the reason."""
+    """What the rule has no parameter for is unknown, with the reason."""
     releases.vllm(tmp_path, "99.1")
-    with pytest.raises(RuleUnknown, match="not for fp8"):
-        fused_moe.granularity("vllm", "99.1", SHAPE, "NVIDIA H20", "9.0", 1, "fp8", tmp_path)
+    with pytest.raises(RuleUnknown, match="not for int4"):
+        read(tmp_path, dtype="int4")
 
 
 def bad_rule(body: str) -> str:
@@ -105,7 +110,7 @@ def test_a_rule_that_reaches_for_more_is_unknown(tmp_path: Path, body: str, reas
 
 def test_a_rule_that_loops_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time limit ends it."""
-    monkeypatch.setattr(fused_moe, "TIMEOUT_S", 1)
+    monkeypatch.setattr(evaluator, "TIMEOUT_S", 1)
     releases.vllm(tmp_path, "99.1", bad_rule("while True: pass"))
     with pytest.raises(RuleUnknown, match="did not end within 1 s"):
         read(tmp_path)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nfp.principle import Calibration, attention_work, dense_work, moe_work, n_idle_dense, predict_boundary
+from pytest_nfp.principle import (
+    Calibration,
+    Point,
+    attention_work,
+    dense_work,
+    find_boundary,
+    moe_work,
+    n_idle_dense,
+    predict_boundary,
+)
 from pytest_nfp.principle.tile_roofline import Work
 
 SHAPES = [(10**9, 10**9)]  # so large that activations, N * 2e9 of 1e18 elements, do not show
@@ -78,6 +88,34 @@ def test_published_mixtral_curve_on_h100() -> None:
     for tokens, us in measured.items():
         work = moe_work(tokens, 1, "balanced", 8, 2, 4096, 7168, 2, tile, matrices=3)
         assert work.latency_us(c) + c.fixed_us == pytest.approx(us, rel=0.20)
+
+
+@given(
+    st.sampled_from(["balanced", "skewed"]),
+    st.lists(st.tuples(st.integers(1, 120), st.sampled_from([8, 16, 32, 64, 128])), min_size=1, max_size=4),
+    st.sampled_from([(4, 1), (8, 2), (64, 8)]),
+    st.floats(2, 300),
+    st.sampled_from([1.0, 2.0, math.inf]),
+    st.floats(0, 1),
+)
+def test_halving_between_edges_finds_what_a_full_scan_finds(
+    routing: Any, pieces: list[tuple[int, int]], experts: tuple[int, int], balance: float, p: float, reread: float
+) -> None:
+    """Both readings, holes included, for any rule: between two edges T never falls."""
+    ends: list[int] = []
+    tiles: list[int] = []
+    for width, rows in pieces:
+        ends.append((ends[-1] if ends else 0) + width)
+        tiles.append(rows)
+
+    def tile(tokens: int) -> int:
+        return next((t for end, t in zip(ends, tiles, strict=True) if tokens <= end), tiles[-1])
+
+    c = Calibration(balance * 1e12, 1e12, p, reread)
+    work = {"moe": lambda n: moe_work(n, 1, routing, *experts, 256, 128, 2, tile)}
+    quick = predict_boundary(work, c, max_positions=600, edges=ends)
+    scan = find_boundary([Point(n, work["moe"](n).latency_us(c)) for n in range(1, 601)])
+    assert (quick.boundary.n_max, quick.boundary.n_first_exit) == (scan.n_max, scan.n_first_exit)
 
 
 def test_attention_steps_at_the_tile_edge() -> None:

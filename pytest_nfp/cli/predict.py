@@ -1,34 +1,25 @@
-"""The console script `nfp`."""
+"""nfp predict: N_max of a model on a GPU, by both predictors."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pytest_nfp import catalog
 from pytest_nfp.cases import ALIASES, Backend, Case, Module, expand, parse_backend
 from pytest_nfp.catalog import UnknownName
-from pytest_nfp.files import FileError
-from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, granularity_of
+from pytest_nfp.cli.options import add_artifacts, positive, release
+from pytest_nfp.granularity import Granularity, artifacts, granularity_of
 from pytest_nfp.predict import datasheet, model_modules, predict_model
 from pytest_nfp.records import finite
 
-EXIT_UNKNOWN = 2
 OWN_ATTENTION = {"vllm": "flash-attn", "sglang": "flashinfer-python"}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code: 0 done, 2 bad input or a rule that is unknown."""
-    parser = argparse.ArgumentParser(
-        prog="nfp",
-        description="Near-free parallelism: how many decode positions one forward can process nearly for free.",
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
+def add(commands: Any) -> None:
+    """Declare the command."""
     predict = commands.add_parser(
         "predict",
         help="N_max of a model on a GPU, by both predictors",
@@ -41,9 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--backend", help="MoE framework and release, such as vllm==0.33.0; may be left out for dense models"
     )
     predict.add_argument("--attention", help="attention framework and release, such as flash-attn==2.8.3")
-    predict.add_argument("--batch", type=_positive, default=1, help="requests in the forward (default 1)")
-    predict.add_argument("--context", type=_positive, default=4096, help="cached tokens per request (default 4096)")
-    predict.add_argument("--top-k", type=_positive, help="experts per token (default: the model's)")
+    predict.add_argument("--batch", type=positive, default=1, help="requests in the forward (default 1)")
+    predict.add_argument("--context", type=positive, default=4096, help="cached tokens per request (default 4096)")
+    predict.add_argument("--top-k", type=positive, help="experts per token (default: the model's)")
     predict.add_argument(
         "--routing", choices=("balanced", "skewed"), default="balanced", help="expert load (default balanced)"
     )
@@ -51,38 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--dtype", choices=("bf16", "fp16"), default="bf16", help="weights and activations (default bf16)"
     )
     predict.add_argument("--tolerance", type=float, default=0.20, help="epsilon (default 0.2)")
-    predict.add_argument("--artifacts", type=Path, help="folder of wheels and source archives to read rules from")
+    add_artifacts(predict)
     predict.add_argument("--json", action="store_true", help="print JSON")
-    given = parser.parse_args(arguments)
-    try:
-        return _predict(given)
-    except (UnknownName, FileError, RuleUnknown, ValueError) as error:
-        print(f"nfp {given.command}: {error}", file=sys.stderr)
-        return EXIT_UNKNOWN
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
-    return value
-
-
-def _release(text: str, option: str) -> Backend:
-    """A backend with a release: the installed one where none is given. Raises UnknownName."""
-    backend = parse_backend(text)
-    if backend.release:
-        return backend
-    installed = artifacts.installed_release(backend.framework)
-    if installed is None:
-        raise UnknownName(f"{option} {text}: it is not installed, so give a release: {backend.framework}==1.2.3")
-    return Backend(backend.framework, installed)
+    predict.set_defaults(run=run)
 
 
 def _attention(given: argparse.Namespace) -> Backend:
     """--attention, else the framework's own attention package where it is installed."""
     if given.attention:
-        return _release(given.attention, "--attention")
+        return release(given.attention, "--attention")
     framework = parse_backend(given.backend).framework if given.backend else None
     own = OWN_ATTENTION.get(framework or "")
     installed = artifacts.installed_release(own) if own else None
@@ -110,7 +78,7 @@ def _cases(given: argparse.Namespace) -> list[Case]:
         if module == "attention":
             backend = _attention(given)
         else:
-            backend = _release(given.backend, "--backend") if given.backend else Backend("torch", "0")
+            backend = release(given.backend, "--backend") if given.backend else Backend("torch", "0")
         found = list(expand(gpu, backend, module, model.model_copy(update={"context": (given.context,)})))
         if not found:
             raise UnknownName(f"{backend.framework} is no {module} backend")
@@ -121,7 +89,8 @@ def _cases(given: argparse.Namespace) -> list[Case]:
     return cases
 
 
-def _predict(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
+    """Print the prediction. Raises UnknownName, RuleUnknown."""
     cases = _cases(given)
     pairs: list[tuple[Case, Granularity | None]] = [
         (case, None if case.module == "dense" else granularity_of(case, given.artifacts)) for case in cases
@@ -174,7 +143,3 @@ def _predict(given: argparse.Namespace) -> int:
         for warning in g["warnings"]:
             print(f"    {warning}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,32 @@
+"""The console script `nfp`: one module a command, each with `add` (its options) and `run`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pytest_nfp.catalog import UnknownName
+from pytest_nfp.cli import granularity, predict, upgrade
+from pytest_nfp.files import FileError
+from pytest_nfp.granularity import RuleUnknown
+
+EXIT_BAD_INPUT = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. Exit code: 0 done, 1 what was asked about changed, 2 bad input or a rule that is unknown."""
+    parser = argparse.ArgumentParser(
+        prog="nfp",
+        description="Near-free parallelism: how many decode positions one forward can process nearly for free.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for command in (predict, granularity, upgrade):
+        command.add(commands)
+    given = parser.parse_args(arguments)
+    try:
+        code: int = given.run(given)
+    except (UnknownName, FileError, RuleUnknown, ValueError) as error:
+        print(f"nfp {given.command}: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    return code

@@ -1,0 +1,87 @@
+"""Options that several commands share, and how their texts become values."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_nfp import catalog
+from pytest_nfp.cases import Backend, parse_backend
+from pytest_nfp.catalog import Gpu, Model, UnknownName
+from pytest_nfp.granularity import artifacts
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
+    return value
+
+
+def add_artifacts(parser: argparse.ArgumentParser) -> None:
+    """--artifacts."""
+    parser.add_argument("--artifacts", type=Path, help="folder of wheels and source archives to read rules from")
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """--gpu, --model, --dtype: all of the catalog by default."""
+    parser.add_argument("--gpu", action="append", default=[], help="catalog name; repeatable (default: every GPU)")
+    parser.add_argument(
+        "--model", action="append", default=[], help="catalog name or config.json; repeatable (default: every model)"
+    )
+    add_dtype(parser)
+
+
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """--dtype."""
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp8", "fp8-block"), default="bf16", help="default bf16")
+
+
+def gpus(names: list[str]) -> list[Gpu]:
+    """The GPUs of --gpu, else all. Raises UnknownName."""
+    return [catalog.gpu(n) for n in names] or list(catalog.gpus())
+
+
+def models(names: list[str]) -> list[Model]:
+    """The models of --model, else all. Raises UnknownName."""
+    return [catalog.model(n) for n in names] or list(catalog.models())
+
+
+def release(text: str, option: str = "") -> Backend:
+    """A backend with a release: the installed one where none is given. Raises UnknownName."""
+    backend = parse_backend(text)
+    if backend.release:
+        return backend
+    installed = artifacts.installed_release(backend.framework)
+    if installed is None:
+        raise UnknownName(
+            f"{option} {text}: it is not installed, so give a release: {backend.framework}==1.2.3".strip()
+        )
+    return Backend(backend.framework, installed)
+
+
+def existing(backend: Backend, archives: Path | None) -> Backend:
+    """The same, or UnknownName with the nearest releases where the index does not have it.
+
+    Not checked where archives are given, the release is installed, or the index is out of reach: reading says so.
+    """
+    from pytest_nfp.granularity import RuleUnknown, shipped
+
+    if archives is not None or artifacts.installed_release(backend.framework) is not None:
+        return backend
+    if artifacts.is_cached(backend.framework, backend.release):
+        return backend
+    if backend.release in shipped.shipped_releases(backend.framework) or backend.framework == "flash-attn-3":
+        return backend
+    try:
+        releases = artifacts.known_releases(backend.framework)
+    except RuleUnknown:
+        return backend
+    if backend.release not in releases:
+        near = ", ".join(artifacts.nearest(backend.release, releases))
+        raise UnknownName(
+            f"unknown release {backend.release!r} of {backend.framework}; the nearest are {near}."
+            " To use one that is on no index, give the folder of its wheel or source archive."
+        )
+    return backend

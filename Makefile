@@ -39,6 +39,7 @@ lint: .venv/.dev
 bench: .venv/.dev
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/collection.py
+	$(BIN)/python benchmarks/granularity.py
 
 clean:
 	rm -rf .venv

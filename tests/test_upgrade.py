@@ -1,0 +1,249 @@
+"""nfp granularity, diff, bisect and history on releases of our own, and on the changes that users felt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_nfp import catalog, upgrade
+from pytest_nfp.cases import Backend
+from pytest_nfp.cli import main
+from pytest_nfp.granularity import RuleUnknown, artifacts
+
+from .granularity import releases
+
+OLD_RULE = releases.VLLM_RULE.replace("LIMITS = ((32, 16), (96, 32))", "LIMITS = ((256, 16),)")
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Path:
+    """vLLM 98.1 with the old rule, 98.2 the same, 98.3 rewritten, 98.4 with a tuned file for the H20."""
+    releases.vllm(tmp_path, "98.1", OLD_RULE)
+    releases.vllm(tmp_path, "98.2", OLD_RULE)
+    releases.vllm(tmp_path, "98.3")
+    releases.vllm(tmp_path, "98.4", NVIDIA_H20=releases.tuned(m1=16, m512=16, m1024=64))
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    code, out, _ = run(capsys, *arguments, "--json")
+    return code, json.loads(out)
+
+
+def test_granularity_as_json_is_sorted_gap_free_and_merged(capsys: pytest.CaptureFixture[str], archives: Path) -> None:
+    """The documented fields; ranges from 1 to the end, no two neighbours alike."""
+    code, g = as_json(
+        capsys, "granularity", "vllm==98.4", "--gpu", "h20", "--model", "llada-2.1-mini", "--artifacts", str(archives)
+    )
+    assert code == 0
+    assert {
+        "framework",
+        "release",
+        "module",
+        "dtype",
+        "device_name",
+        "ranges",
+        "kernel",
+        "artifact",
+        "warnings",
+    } <= set(g)
+    assert [(r["first"], r["last"], r["tile"], r["key"]) for r in g["ranges"]] == [
+        (1, 256, 16, 1),
+        (257, 768, 16, 512),
+        (769, 4096, 64, 1024),
+    ]
+    assert g["artifact"]["file"] == "vllm-98.4.tar.gz"
+    assert set(g["kernel"]) == {"name", "reason"}
+
+
+def test_granularity_takes_a_shape_by_hand_and_a_driver_name(
+    capsys: pytest.CaptureFixture[str], archives: Path
+) -> None:
+    """The same map as by catalog names, to the end that was asked for; the text names source and key."""
+    shape = ["--experts", "256", "--expert-width", "512", "--hidden", "2048", "--top-k", "8"]
+    code, out, _ = run(
+        capsys,
+        "granularity",
+        "vllm==98.4",
+        "--device-name",
+        "NVIDIA H20",
+        *shape,
+        "--max-tokens",
+        "300",
+        "--artifacts",
+        str(archives),
+    )
+    assert code == 0
+    assert "257..300    16 rows  E=256,N=512,device_name=NVIDIA_H20.json, key 512" in out
+    code, out, _ = run(
+        capsys, "granularity", "vllm==98.4", "--device-name", "NVIDIA H20-3e", *shape, "--artifacts", str(archives)
+    )
+    assert "warning  default rule in force; a tuned file exists for NVIDIA_H20, not for NVIDIA_H20-3e" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vllm==97.0", "--gpu", "h20", "--model", "llada-2.1-mini"], "no archive of vllm 97.0"),
+        (["vllm==98.1", "--gpu", "h21", "--model", "llada-2.1-mini"], "unknown GPU 'h21'"),
+        (["vllm==98.1", "--gpu", "h20"], "the shape lacks experts, width, hidden, top_k"),
+        (["vllm==98.1", "--gpu", "h20", "--model", "qwen3-8b"], "qwen3-8b has no experts"),
+        (["torch==2.0", "--gpu", "h20", "--model", "qwen3-8b"], "torch has no granularity rule"),
+        (["flash-attn-3", "--gpu", "h20", "--heads", "10", "--kv-heads", "4", "--head-dim", "128"], "no multiple of --kv-heads"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("offline")
+def test_bad_input_exits_2_with_what_to_do(
+    capsys: pytest.CaptureFixture[str], archives: Path, arguments: list[str], message: str
+) -> None:
+    """On standard error."""
+    code, _, err = run(capsys, "granularity", *arguments, "--artifacts", str(archives))
+    assert code == 2
+    assert message in err
+
+
+def test_diff_finds_the_change_its_effect_and_who_is_concerned(
+    capsys: pytest.CaptureFixture[str], archives: Path
+) -> None:
+    """Exit 1; tiles before and after; both predictors; GPUs that share a change in one line."""
+    code, out, _ = run(
+        capsys,
+        "diff",
+        "vllm==98.2",
+        "vllm==98.3",
+        "--model",
+        "llada-2.1-mini",
+        "--gpu",
+        "h20",
+        "--gpu",
+        "h20-3e",
+        "--artifacts",
+        str(archives),
+    )
+    assert code == 1
+    assert "llada-2.1-mini on h20, h20-3e" in out
+    assert "33..96 tokens: 16 to 32 rows" in out
+    assert "N_max 256 to 32 by the principle" in out
+    assert "by the tile roofline" in out
+
+
+def test_diff_of_equal_rules_exits_0(capsys: pytest.CaptureFixture[str], archives: Path) -> None:
+    """All models and GPUs of the catalog, none changed."""
+    code, out, _ = run(capsys, "diff", "vllm==98.1", "vllm==98.2", "--artifacts", str(archives))
+    assert code == 0
+    assert "0 of " in out
+
+
+def test_a_new_tuned_file_is_a_change_of_source_for_its_device_alone(
+    capsys: pytest.CaptureFixture[str], archives: Path
+) -> None:
+    """Only H20 with E = 256 and N = 512 is concerned."""
+    code, d = as_json(capsys, "diff", "vllm==98.3", "vllm==98.4", "--artifacts", str(archives))
+    assert code == 1
+    assert {(c["gpu"], c["model"]) for c in d["changes"]} == {("h20", "llada-2.1-mini"), ("h20", "ling-2.0-mini")}
+    assert d["changes"][0]["source"] == ["default rule", "E=256,N=512,device_name=NVIDIA_H20.json"]
+
+
+def test_markdown_is_a_table_for_a_pull_request(capsys: pytest.CaptureFixture[str], archives: Path) -> None:
+    """A title, a table, arrows."""
+    _, out, _ = run(
+        capsys,
+        "diff",
+        "vllm==98.2",
+        "vllm==98.3",
+        "--gpu",
+        "h20",
+        "--model",
+        "llada-2.1-mini",
+        "--markdown",
+        "--artifacts",
+        str(archives),
+    )
+    assert out.startswith("### Granularity: vllm==98.2 to vllm==98.3")
+    assert "| llada-2.1-mini | h20 | 33..96: 16 → 32<br>97..256: 16 → 64 | default rule | 256 → 32 | 256 → 96 |" in out
+
+
+def test_what_is_unknown_on_one_side_is_a_change_and_on_both_no_clean_bill(
+    capsys: pytest.CaptureFixture[str], archives: Path
+) -> None:
+    """A gate can't pass on what it could not read."""
+    releases.vllm(archives, "98.5", "x = 1\n")
+    arguments = ["--gpu", "h20", "--model", "llada-2.1-mini", "--artifacts", str(archives)]
+    code, out, _ = run(capsys, "diff", "vllm==98.4", "vllm==98.5", *arguments)
+    assert code == 1
+    assert "unknown after: " in out
+    code, _, err = run(capsys, "diff", "vllm==98.5", "vllm==98.5", *arguments)
+    assert code == 1
+    assert "unknown in both" in err
+
+
+def test_diff_of_two_frameworks_is_bad_input(capsys: pytest.CaptureFixture[str], archives: Path) -> None:
+    """Exit 2."""
+    code, _, err = run(capsys, "diff", "vllm==98.1", "sglang==98.1", "--artifacts", str(archives))
+    assert code == 2
+    assert "two frameworks" in err
+
+
+def test_bisect_halves_its_way_to_the_first_change(archives: Path) -> None:
+    """The first release that differs from the first of the range, with the one before it; few are read."""
+    case = upgrade.default_cases(
+        Backend("vllm", "98.1"), [catalog.gpu("a800")], [catalog.model("llada-2.1-mini")], "bf16"
+    )[0]
+    change, read = upgrade.bisect(["98.1", "98.2", "98.3", "98.4"], case, archives)
+    assert change is not None
+    assert change.case.backend.release == "98.3"
+    assert change.before.granularity is not None
+    assert change.before.granularity.release == "98.2"
+    assert read <= 4
+    assert upgrade.bisect(["98.1", "98.2"], case, archives) == (None, 2)
+    with pytest.raises(RuleUnknown, match=r"vllm==97.0: "):
+        upgrade.bisect(["98.1", "97.0"], case, archives)
+
+
+def test_bisect_and_history_on_the_command_line(
+    capsys: pytest.CaptureFixture[str], archives: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 1 where something changed; history shows the releases at which it did."""
+    monkeypatch.setattr(artifacts, "known_releases", lambda f: ["98.1", "98.2", "98.3", "98.4"])
+    case = ["--gpu", "h20", "--model", "llada-2.1-mini", "--artifacts", str(archives)]
+    code, out, _ = run(capsys, "bisect", "vllm", "98.1..98.3", *case)
+    assert code == 1
+    assert "vllm==98.3 is the first that changed, after 98.2" in out
+    assert run(capsys, "bisect", "vllm", "98.1..98.2", *case)[0] == 0
+    for wrong in ("98.2..98.1", "98.1", "a..b"):
+        assert run(capsys, "bisect", "vllm", wrong, *case)[0] == 2
+    code, out, _ = run(capsys, "history", "vllm", *case)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("  98")] == ["98.1", "98.3", "98.4"]
+    _, rows = as_json(capsys, "history", "vllm", *case, "--all")
+    assert [r["n_max"]["principle"] for r in rows] == [256, 256, 32, 512]
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    ("before", "after", "gpu", "model", "principle"),
+    [
+        ("vllm==0.16.0", "vllm==0.17.1", "h20", "llada-2.1-mini", [256, 32]),
+        ("vllm==0.9.2", "vllm==0.10.2", "h100", "llada-2.1-mini", None),
+        ("vllm==0.27.1", "vllm==0.33.0", "h20", "ling-2.0-mini", [32, 512]),
+    ],
+)
+def test_changes_that_users_felt_are_found_without_a_gpu(
+    capsys: pytest.CaptureFixture[str], before: str, after: str, gpu: str, model: str, principle: list[int] | None
+) -> None:
+    """The rewrite of 0.17, the tuned files of 0.10.2 (H100) and 0.28 (H20)."""
+    code, d = as_json(capsys, "diff", before, after, "--gpu", gpu, "--model", model)
+    assert code == 1
+    if principle is not None:
+        assert d["changes"][0]["n_max"]["principle"] == principle
+    else:
+        assert d["changes"][0]["source"][0] != d["changes"][0]["source"][1]

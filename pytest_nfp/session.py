@@ -269,7 +269,7 @@ class Session:
         stored = self.baseline(case)
         tiles = stored[0].granularity.get(granularity_key(case)) if stored else None
         effect = effect_in_words(predicted, stored[0].cases.get(case.key) if stored else None)
-        verdict = judge_granularity(granularity, tiles, stored[1] if stored else "", effect)
+        verdict = judge_granularity(granularity, tiles, stored[1] if stored else "", effect, reach_of(stored, case))
         verdict = self._require_baseline(verdict, tiles is not None)
         if self._is_update(stored, tiles is not None, verdict):
             file = self._update_file(case)
@@ -587,6 +587,17 @@ def granularity_key(case: Case) -> str:
     """The name of a map inside a baseline file: moe-bf16, with k where the subject sweeps it."""
     sweeps_k = case.top_k is not None and len(case.subject.top_k) > 1
     return f"{case.module}-{case.dtype}" + (f"-k{case.top_k}" if sweeps_k else "")
+
+
+def reach_of(stored: tuple[BaselineFile, str, bool] | None, case: Case) -> int | None:
+    """The row count at which the last measured boundary that uses this map was decided; None where one is missing."""
+    if stored is None:
+        return None
+    using = [c for key, c in stored[0].cases.items() if key.startswith(granularity_key(case).partition("-k")[0])]
+    highs = [c.measured.interval[1] if c.measured is not None else None for c in using]
+    if not using or any(high is None for high in highs):
+        return None
+    return max(high + 1 for high in highs if high is not None) * case.batch
 
 
 def positions_to_measure(case: Case, granularity: Granularity | None) -> list[int]:

@@ -53,7 +53,8 @@ class Change:
         if self.before.granularity is None or self.after.granularity is None:
             return None
         names = self.before.granularity.kernel, self.after.granularity.kernel
-        return names if names[0] != names[1] else None
+        # What is not known can't have changed: the reason stands in the release's own map.
+        return names if names[0] != names[1] and "unknown" not in names else None
 
     @property
     def sources(self) -> tuple[str, str]:
@@ -106,7 +107,7 @@ def answer(cases: Sequence[Case], archives: Path | None = None) -> list[Side]:
             continue
         gpu = catalog.gpu(case.gpu)
         # Peaks are of BF16; FP8 weights halve the bytes and, on GPUs that have it, double the peak.
-        peak = gpu.peak_flops * (2 if case.dtype.startswith("fp8") and gpu.compute_capability >= "8.9" else 1)
+        peak = gpu.peak_flops * (2 if case.dtype.startswith("fp8") and gpu.capability >= (8, 9) else 1)
         sides.append(Side(granularity, predict_case(case, datasheet(peak, gpu.bandwidth), granularity)))
     return sides
 

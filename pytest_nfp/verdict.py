@@ -41,18 +41,30 @@ def changes_in_words(before: Tiles, after: Granularity) -> list[str]:
     ]
 
 
-def judge_granularity(granularity: Granularity, baseline: Tiles | None, baseline_name: str, effect: str) -> Verdict:
+def judge_granularity(
+    granularity: Granularity, baseline: Tiles | None, baseline_name: str, effect: str, reach: int | None = None
+) -> Verdict:
     """The map must be the baseline's, tile for tile, through the same kernel.
 
-    effect: what a change does to N_max, said beside it.
+    effect: what a change does to N_max, said beside it. reach: the row count up to which the measured boundary of the
+    baseline was decided, if there is one: tiles that change beyond it can't move that boundary, which is a warning.
     """
     if baseline is None:
         return Verdict("PASS", ("no baseline for this map: nothing is held to it (--nfp-update=missing stores it)",))
     changes = changes_in_words(baseline, granularity)
-    if granularity.kernel != baseline.kernel:
+    if granularity.kernel != baseline.kernel and "unknown" not in (granularity.kernel, baseline.kernel):
         changes.append(f"kernel: {baseline.kernel} to {granularity.kernel}")
+    first_changed = min(
+        (c[0] for c in changed_ranges([list(t) for t in baseline.tiles], granularity.tiles())), default=None
+    )
+    if changes and reach is not None and first_changed is not None and first_changed > reach:
+        past = f"past the measured boundary of {baseline_name}, which was decided by {reach} rows"
+        return Verdict("PASS", (f"warning: granularity changed {past}: {'; '.join(changes)}",))
     if changes:
         return Verdict("FAIL", (f"granularity changed against {baseline_name}: {'; '.join(changes)}; {effect}",))
+    if "unknown" in (granularity.kernel, baseline.kernel) and granularity.kernel != baseline.kernel:
+        note = f"same tiles; which kernel runs is {granularity.kernel} now, {baseline.kernel} in {baseline_name}"
+        return Verdict("PASS", (f"{note} ({granularity.kernel_reason})",))
     now = ", ".join(dict.fromkeys(r.source for r in granularity.ranges))
     if now != baseline.source:
         return Verdict("PASS", (f"same tiles from another source: {baseline.source} in {baseline_name}, {now} now",))
@@ -202,12 +214,7 @@ def explain(case: Case, curve: Curve, boundary: Boundary, predicted: int, granul
     points = {p.positions: p.latency_us for p in curve.points}
     base = points[curve.baseline_positions]
     n_max = boundary.n_max
-    if (
-        granularity is not None
-        and granularity.kernel == "triton"
-        and curve.kind == "recorded"
-        and not _is_triton(curve.kernel)
-    ):
+    if granularity is not None and case.module == "moe" and curve.kind == "recorded" and not _is_triton(curve.kernel):
         return f"What ran is {curve.kernel}; the tile rule describes the Triton path."
     if n_max > predicted:
         causes = []

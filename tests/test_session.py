@@ -10,7 +10,7 @@ from pytest_nfp import catalog
 from pytest_nfp.cases import Backend, Case, expand
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.granularity import artifacts, granularity_of
-from pytest_nfp.session import Session, positions_to_measure
+from pytest_nfp.session import Session, positions_to_measure, reach_of
 from pytest_nfp.settings import Settings
 
 from .conftest import PROJECT
@@ -108,3 +108,17 @@ def test_what_two_workers_found_of_one_file_is_joined_whatever_comes_first() -> 
         s = session()
         s.absorb_updates(order)
         assert [f.model_dump(mode="json", by_alias=True) for f in s.updates.values()] == [whole]
+
+
+def test_the_reach_of_a_map_is_where_its_last_measured_boundary_was_decided() -> None:
+    """Recorded H200: 512 within and 768 beyond; one case that was never measured leaves the reach unknown."""
+    s = session(gpu=("h200",))
+    case = Case(
+        "h200", Backend("vllm", "0.24.0"), "moe", catalog.model("llada-2.1-mini"), "bf16", top_k=8, routing="balanced"
+    )
+    stored = s.baseline(case)
+    assert stored is not None
+    assert reach_of(stored, case) is None
+    stored[0].cases = {k: c for k, c in stored[0].cases.items() if c.measured is not None}
+    assert reach_of(stored, case) == 768
+    assert reach_of(None, case) is None

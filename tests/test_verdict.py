@@ -171,6 +171,18 @@ def test_equal_maps_pass_and_another_source_is_a_note() -> None:
     assert judge_granularity(same, None, "", "").reasons[0].startswith("no baseline for this map")
 
 
+def test_a_change_past_a_measured_boundary_is_a_warning() -> None:
+    """Tiles change from 65 tokens on, N_max is 1 before and after by a measured curve: warn, don't fail."""
+    old = Tiles(kernel="triton", source="default rule", tiles=[(1, 4096, 16)])
+    new = granularity(*([16] * 64 + [64] * 4032))
+    v = judge_granularity(new, old, "the baseline of vllm==1", "", reach=2)
+    assert v.outcome == "PASS"
+    assert v.reasons[0].startswith("warning: granularity changed past the measured boundary")
+    assert "65..4096 tokens: 16 to 64 rows" in v.reasons[0]
+    assert judge_granularity(new, old, "the baseline of vllm==1", "", reach=65).outcome == "FAIL"
+    assert judge_granularity(new, old, "the baseline of vllm==1", "").outcome == "FAIL"
+
+
 def test_a_changed_prediction_gives_both_predictors_before_and_after() -> None:
     """And the tiles behind it."""
     p = predict_case(CASE, SHEET, NEW)

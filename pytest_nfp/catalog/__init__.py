@@ -52,6 +52,12 @@ class Gpu(_Strict):
         return self.bandwidth_tbps * 1e12
 
     @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability, (major, minor)."""
+        major, minor = (int(part) for part in self.compute_capability.split("."))
+        return major, minor
+
+    @property
     def balance(self) -> float:
         """Rho = phi / beta, FLOP per byte."""
         return self.peak_flops / self.bandwidth

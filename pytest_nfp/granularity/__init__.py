@@ -36,8 +36,7 @@ __all__ = [
 
 def device_facts(gpu: Gpu) -> DeviceFacts:
     """What a rule may ask of a catalog GPU."""
-    major, minor = (int(part) for part in gpu.compute_capability.split("."))
-    return DeviceFacts(gpu.driver_names[0], (major, minor), gpu.shared_memory_optin_kib * 1024)
+    return DeviceFacts(gpu.driver_names[0], gpu.capability, gpu.shared_memory_optin_kib * 1024)
 
 
 def read(query: Query, archives: Path | None = None, source: Path | None = None) -> Granularity:

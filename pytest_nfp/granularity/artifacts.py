@@ -192,7 +192,8 @@ def _remote(package: IndexFile, wanted: re.Pattern[str]) -> Artifact:
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise RuleUnknown("the index gives no sha256, so the file can't be identified")
     folder = cache_folder("artifacts") / sha256
-    listing = folder / "names.json"
+    # What was listed is what one rule wanted: another rule's names are another list.
+    listing = folder / f"names-{hashlib.sha256(wanted.pattern.encode()).hexdigest()[:8]}.json"
     session = _Remote(package.url, package.filename, sha256, wanted)
     if listing.exists():
         names = frozenset(json.loads(listing.read_text(encoding="utf-8")))

@@ -26,6 +26,15 @@ Runs = list[tuple[int, tuple[int, str | None, int | None]]]
 
 def evaluate(questions: Sequence[dict[str, Any]]) -> list[Runs | RuleUnknown]:
     """The runs of each question, or the reason why its rule is unknown."""
+    return [_runs(a) for a in _answers(questions)]
+
+
+def evaluate_kernels(questions: Sequence[dict[str, Any]]) -> list[str | RuleUnknown]:
+    """The kernel of each question, or the reason why it is unknown."""
+    return [_unknown(a) or str(a["kernel"]) for a in _answers(questions)]
+
+
+def _answers(questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     keys = [_key(q) for q in questions]
     answers = {k: _cached(k) for k in keys}
     missing = {k: q for k, q in zip(keys, questions, strict=True) if answers[k] is None}
@@ -33,13 +42,16 @@ def evaluate(questions: Sequence[dict[str, Any]]) -> list[Runs | RuleUnknown]:
         for key, answer in zip(missing, _run(list(missing.values())), strict=True):
             answers[key] = answer
             _keep(key, answer)
-    return [_runs(answers[k]) for k in keys]
+    return [a for k in keys if (a := answers[k]) is not None]
 
 
-def _runs(answer: dict[str, Any] | None) -> Runs | RuleUnknown:
-    assert answer is not None
-    if "unknown" in answer:
-        return RuleUnknown(f"the rule could not be evaluated: {answer['unknown']}")
+def _unknown(answer: dict[str, Any]) -> RuleUnknown | None:
+    return RuleUnknown(f"the rule could not be evaluated: {answer['unknown']}") if "unknown" in answer else None
+
+
+def _runs(answer: dict[str, Any]) -> Runs | RuleUnknown:
+    if unknown := _unknown(answer):
+        return unknown
     return [(count, (tile, path, key)) for count, (tile, path, key) in answer["runs"]]
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pytest_nfp.granularity import evaluator
+from pytest_nfp.granularity import evaluator, kernel_choice
 from pytest_nfp.granularity.artifacts import Artifact, open_release, pinned_requirement
 from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, from_runs
 from pytest_nfp.granularity.query import ExpertShape, Query
@@ -65,7 +65,10 @@ def granularities(queries: Sequence[Query], archives: Path | None = None) -> lis
             answers[i] = reason
     for artifact, asked in questions.items():
         for (i, _), points in zip(asked, evaluator.evaluate([q for _, q in asked]), strict=True):
-            answers[i] = points if isinstance(points, RuleUnknown) else _map(artifact, queries[i], points)
+            try:
+                answers[i] = points if isinstance(points, RuleUnknown) else _map(artifact, queries[i], points, archives)
+            except RuleUnknown as reason:
+                answers[i] = reason
     return [a for a in answers if a is not None]
 
 
@@ -74,16 +77,28 @@ def _artifact(framework: str, release: str, archives: Path | None) -> Artifact:
     return open_release(framework, release, WANTED, archives)
 
 
-def _map(artifact: Artifact, query: Query, runs: evaluator.Runs) -> Granularity:
+def _map(artifact: Artifact, query: Query, runs: evaluator.Runs, archives: Path | None) -> Granularity:
     ranges = from_runs(
         (count, (tile, Path(path).name if path else "default rule", key)) for count, (tile, path, key) in runs
     )
     folders = {Path(path).parent.name for _, (_, path, _) in runs if path}
     warnings = [*_near_misses(artifact, query, {r.source for r in ranges}), *_key_gaps(ranges)]
-    if query.framework == "sglang" and folders and (mine := _triton_folder(artifact)) not in folders:
-        warnings.append(
-            f"same shape, other source folder: {', '.join(sorted(folders))} serves {mine}, which has no such file"
-        )
+    if query.framework == "sglang":
+        kernel = kernel_choice.UNKNOWN
+        reason = "SGLang chooses by server arguments that no artifact holds; the tiles are those of its Triton kernel"
+        if folders and (mine := _triton_folder(artifact)) not in folders:
+            served = ", ".join(sorted(folders))
+            warnings.append(f"same shape, other source folder: {served} serves {mine}, which has no such file")
+    else:
+        kernel, reason = kernel_choice.kernel_choice(query, archives)
+        if kernel == "marlin":
+            ranges, warnings = _marlin(query, archives), []
+        elif kernel == kernel_choice.UNKNOWN:
+            warnings.append("which kernel runs is unknown; the tiles are those of the Triton kernel")
+        elif kernel != "triton":
+            warnings.append(f"the tiles are those of the Triton kernel, which {kernel} does not run on")
+        elif own := kernel_choice.own_tile_limit(query, archives):
+            warnings.append(f"M=1..{own}: every (token, expert) pair gets a tile of its own")
     warnings += [f"{name}={value} is in force" for name, value in _environment()]
     return Granularity(
         framework=query.framework,
@@ -92,13 +107,21 @@ def _map(artifact: Artifact, query: Query, runs: evaluator.Runs) -> Granularity:
         dtype=query.dtype,
         device_name=query.device.name,
         ranges=ranges,
-        kernel="triton",
-        kernel_reason="the tile rule is that of the fused-MoE Triton kernel; the backend order before it is not evaluated",
+        kernel=kernel,
+        kernel_reason=reason,
         artifact_file=artifact.file,
         artifact_sha256=artifact.sha256,
         origin=artifact.origin,
         warnings=tuple(warnings),
     )
+
+
+def _marlin(query: Query, archives: Path | None) -> tuple[Range, ...]:
+    """Marlin's own rule, by the experts of this rank. Raises RuleUnknown."""
+    found = evaluator.evaluate([kernel_choice.marlin_question(query, archives)])[0]
+    if isinstance(found, RuleUnknown):
+        raise found
+    return from_runs((count, (tile, "marlin's size rule", None)) for count, (tile, _, _) in found)
 
 
 def _environment() -> tuple[tuple[str, str], ...]:

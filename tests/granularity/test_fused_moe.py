@@ -22,6 +22,11 @@ def read(
     return fused_moe.granularity(Query(framework, version, facts, SHAPE, dtype), folder)
 
 
+def tile_warnings(g: Granularity) -> tuple[str, ...]:
+    """Warnings about tiles: these small releases hold no order of kernels, which is a warning of its own."""
+    return tuple(w for w in g.warnings if "which kernel runs is unknown" not in w)
+
+
 def test_a_default_rule_becomes_a_map(tmp_path: Path) -> None:
     """Constants and helpers that the rule reaches are lifted with it."""
     releases.vllm(tmp_path, "99.1")
@@ -36,7 +41,7 @@ def test_a_tuned_file_wins_with_its_nearest_key_at_any_count(tmp_path: Path) -> 
     releases.vllm(tmp_path, "99.1", NVIDIA_H20=releases.tuned(m96=16, m1024=64))
     g = read(tmp_path)
     assert [(r.first, r.last, r.tile, r.key) for r in g.ranges] == [(1, 560, 16, 96), (561, 4096, 64, 1024)]
-    assert g.warnings == ("M=1..560 served by key 96 of E=256,N=512,device_name=NVIDIA_H20.json",)
+    assert tile_warnings(g) == ("M=1..560 served by key 96 of E=256,N=512,device_name=NVIDIA_H20.json",)
     assert {r.source for r in g.ranges} == {"E=256,N=512,device_name=NVIDIA_H20.json"}
 
 
@@ -45,7 +50,7 @@ def test_device_names_match_to_the_letter_and_near_misses_are_named(tmp_path: Pa
     releases.vllm(tmp_path, "99.1", NVIDIA_H20=releases.tuned(m1=128))
     g = read(tmp_path, device="NVIDIA H20-3e")
     assert g.tile(1) == 16
-    assert g.warnings == (
+    assert tile_warnings(g) == (
         "default rule in force; a tuned file exists for NVIDIA_H20, not for NVIDIA_H20-3e: names match to the letter",
     )
 
@@ -56,7 +61,7 @@ def test_an_environment_variable_in_force_is_said(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     g = read(tmp_path)
     assert g.tiles() == [[1, 4096, 64]]
-    assert g.warnings == ("VLLM_BATCH_INVARIANT=1 is in force",)
+    assert tile_warnings(g) == ("VLLM_BATCH_INVARIANT=1 is in force",)
 
 
 def test_sglang_takes_the_folder_of_its_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +78,9 @@ def test_sglang_takes_the_folder_of_its_triton(tmp_path: Path, monkeypatch: pyte
     assert read(tmp_path, framework="sglang").tiles() == [[1, 4096, 16]]
     del files[f"{releases.SGLANG_FOLDER}/configs/triton_3_5_1/{name}"]
     releases.wheel(tmp_path, "sglang", "99.2", files)
-    assert read(tmp_path, "99.2", framework="sglang").tiles() == [[1, 4096, 32]]
+    g = read(tmp_path, "99.2", framework="sglang")
+    assert g.tiles() == [[1, 4096, 32]]
+    assert "same shape, other source folder: triton_3_4_0 serves triton_3_5_1, which has no such file" in g.warnings
 
 
 def test_another_dtype_is_unknown_not_guessed(tmp_path: Path) -> None:
@@ -81,6 +88,21 @@ def test_another_dtype_is_unknown_not_guessed(tmp_path: Path) -> None:
     releases.vllm(tmp_path, "99.1")
     with pytest.raises(RuleUnknown, match="not for int4"):
         read(tmp_path, dtype="int4")
+
+
+def test_a_triton_version_is_skipped_and_another_foreign_key_is_named(tmp_path: Path) -> None:
+    """Newer tuned files carry a key that is no count; one of another kind is an error with file and key."""
+    releases.vllm(tmp_path, "99.1", NVIDIA_H20='{"triton_version": "3.5.1", "1": {"BLOCK_SIZE_M": 16}}')
+    assert read(tmp_path).tiles() == [[1, 4096, 16]]
+    releases.vllm(tmp_path, "99.2", NVIDIA_H20='{"notes": "x", "1": {"BLOCK_SIZE_M": 16}}')
+    with pytest.raises(RuleUnknown, match=r"NVIDIA_H20.json: key 'notes' is no token count"):
+        read(tmp_path, "99.2")
+
+
+def test_keys_from_96_on_serve_one_token_too(tmp_path: Path) -> None:
+    """The requested counts and the key used are said."""
+    releases.vllm(tmp_path, "99.1", NVIDIA_H20=releases.tuned(m96=16, m128=16, m1024=64))
+    assert "M=1..112 served by key 96 of E=256,N=512,device_name=NVIDIA_H20.json" in read(tmp_path).warnings
 
 
 def bad_rule(body: str) -> str:

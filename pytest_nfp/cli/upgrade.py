@@ -217,7 +217,8 @@ def run_history(given: argparse.Namespace) -> int:
             continue
         tiles = ", ".join(f"{first}..{end}: {tile}" for first, end, tile in side.granularity.tiles())
         n = [Change(case, side, side).n_max(p)[1] for p in ("principle", "tile_roofline")]
-        print(f"  {release:<14} N_max {n[0]} / {n[1]}  {Change(case, side, side).sources[1]}: {tiles}")
+        kernel = side.granularity.kernel
+        print(f"  {release:<14} N_max {n[0]} / {n[1]}  {kernel}, {Change(case, side, side).sources[1]}: {tiles}")
     print("N_max by the principle / by the tile roofline")
     return 0
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     import pytest
@@ -24,8 +24,7 @@ class SettingError(Exception):
     """An option with a value that can't be used; the message names option, value and source."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One option: `name` without --nfp-, how its text becomes a value, what it is for."""
 
     name: str
@@ -122,7 +121,8 @@ OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, no slots: either would double what this module costs every pytest start, used or not.
+@dataclass
 class Settings:
     """The values in force; `sources` maps an option's name to where its value came from."""
 

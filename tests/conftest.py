@@ -14,6 +14,7 @@ import remotezip
 import requests
 import torch
 import tree_sitter_cpp
+from hypothesis import settings
 
 import pytest_nfp.measure.calibrate
 import pytest_nfp.report.terminal
@@ -21,6 +22,10 @@ import pytest_nfp.session
 from pytest_nfp.granularity import artifacts, attention, fused_moe
 
 __all__ = ["pyarrow", "pypi_simple", "remotezip", "requests", "torch", "tree_sitter_cpp", "pytest_nfp"]
+
+# Timing never decides a test: a slow machine is no failure.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 PROJECT = Path(__file__).parents[1]
 

@@ -16,7 +16,7 @@ from pytest_nfp.cases import FRAMEWORKS, Backend, Case, Module, expand, parse_ba
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.devices import Device, detect, find_device
 from pytest_nfp.files import FileError
-from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, granularity_of, shipped
+from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, check_release, granularity_of
 from pytest_nfp.measure import PROTOCOLS, Curve, sweep
 from pytest_nfp.measure.sweep import Interrupted
 from pytest_nfp.predict import Figures, Predicted, datasheet, edge_positions, gemm_shapes, predict_case
@@ -78,20 +78,8 @@ class Session:
 
     def _check_release(self, backend: Backend) -> None:
         stored = {b for g in catalog.gpus() for b in baselines.stored_backends(self.baseline_folder, g.name)}
-        known = backend in stored or backend.release in shipped.shipped_releases(backend.framework)
-        known = known or artifacts.is_cached(backend.framework, backend.release)
-        if known or artifacts.installed_release(backend.framework) is not None or self.settings.artifacts is not None:
-            return
-        try:
-            releases = artifacts.known_releases(backend.framework)
-        except RuleUnknown:
-            return  # Out of reach: the case will say so.
-        if backend.release not in releases:
-            near = ", ".join(artifacts.nearest(backend.release, releases))
-            raise UnknownName(
-                f"unknown release {backend.release!r} of {backend.framework}; the nearest are {near}."
-                " To use one that is on no index: --nfp-artifacts=DIR with its wheel or source archive."
-            )
+        if backend not in stored:
+            check_release(backend.framework, backend.release, self.settings.artifacts)
 
     @property
     def baseline_folder(self) -> Path:

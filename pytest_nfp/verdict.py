@@ -65,10 +65,17 @@ def judge_granularity(
     if "unknown" in (granularity.kernel, baseline.kernel) and granularity.kernel != baseline.kernel:
         note = f"same tiles; which kernel runs is {granularity.kernel} now, {baseline.kernel} in {baseline_name}"
         return Verdict("PASS", (f"{note} ({granularity.kernel_reason})",))
+    notes = []
     now = ", ".join(dict.fromkeys(r.source for r in granularity.ranges))
     if now != baseline.source:
-        return Verdict("PASS", (f"same tiles from another source: {baseline.source} in {baseline_name}, {now} now",))
-    return Verdict("PASS")
+        notes.append(f"same tiles from another source: {baseline.source} in {baseline_name}, {now} now")
+    digest = granularity.parameters_digest
+    if baseline.parameters is not None and digest is not None and digest != baseline.parameters:
+        notes.append(
+            f"warning: same tiles, but other tile parameters (such as BLOCK_SIZE_N) than in {baseline_name}: a faster T(N0)"
+            " alone can shrink N_max, so measure again (nfp diff tells which)"
+        )
+    return Verdict("PASS", tuple(notes))
 
 
 def effect_in_words(predicted: Predicted, baseline: CaseBaseline | None) -> str:

@@ -169,7 +169,10 @@ def test_markdown_is_a_table_for_a_pull_request(capsys: pytest.CaptureFixture[st
         str(archives),
     )
     assert out.startswith("### Granularity: vllm==98.2 to vllm==98.3")
-    assert "| llada-2.1-mini | h20 | 33..96: 16 → 32<br>97..256: 16 → 64 | default rule | 256 → 32 | 256 → 96 |" in out
+    assert (
+        "| llada-2.1-mini | h20 | 33..96: 16 → 32<br>97..256: 16 → 64 | unknown | default rule | 256 → 32 | 256 → 96 |"
+        in out
+    )
 
 
 def test_what_is_unknown_on_one_side_is_a_change_and_on_both_no_clean_bill(
@@ -184,6 +187,54 @@ def test_what_is_unknown_on_one_side_is_a_change_and_on_both_no_clean_bill(
     code, _, err = run(capsys, "diff", "vllm==98.5", "vllm==98.5", *arguments)
     assert code == 1
     assert "unknown in both" in err
+
+
+def test_other_tile_parameters_are_a_warning_not_a_change(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """BLOCK_SIZE_N 128 to 64 with the same BLOCK_SIZE_M: exit 0, and a word on what a faster T(N0) does to N_max."""
+    releases.vllm(tmp_path, "98.6", releases.variant(16, BLOCK_SIZE_N=128, num_warps=4))
+    releases.vllm(tmp_path, "98.7", releases.variant(16, BLOCK_SIZE_N=64, num_warps=4))
+    arguments = [
+        "vllm==98.6",
+        "vllm==98.7",
+        "--gpu",
+        "h20-3e",
+        "--model",
+        "llada-2.1-mini",
+        "--artifacts",
+        str(tmp_path),
+    ]
+    code, out, _ = run(capsys, "diff", *arguments)
+    assert code == 0
+    assert "0 of 1 cases changed" in out
+    assert "1..4096 tokens: same tile, BLOCK_SIZE_N=128 to BLOCK_SIZE_N=64" in out
+    assert "a faster T(N0) alone can shrink N_max" in out
+    code, d = as_json(capsys, "diff", *arguments)
+    assert (code, d["changes"]) == (0, [])
+    assert d["warnings"][0]["parameters"] == [
+        {"first": 1, "last": 4096, "before": "BLOCK_SIZE_N=128", "after": "BLOCK_SIZE_N=64"}
+    ]
+    _, out, _ = run(capsys, "diff", *arguments, "--markdown")
+    assert "other tile parameters changed" in out
+
+
+def test_expert_parallelism_changes_what_a_rank_holds(capsys: pytest.CaptureFixture[str], archives: Path) -> None:
+    """TP to EP is a change by itself: the rule sees the local experts and the whole width."""
+    rule = OLD_RULE.replace("((256, 16),)", "((256, 16),)").replace(
+        "for limit, tile in LIMITS:", "for limit, tile in ((E, 16),):"
+    )
+    releases.vllm(archives, "98.8", rule)
+    arguments = ["vllm==98.8", "vllm==98.8", "--gpu", "h20", "--model", "llada-2.1-mini", "--artifacts", str(archives)]
+    code, out, _ = run(capsys, "diff", *arguments, "--parallel", "tp8..ep8")
+    assert code == 1
+    assert "one rank holds 32 experts of 2048 x 512, before 256 experts of 2048 x 64" in out
+    assert "33..256 tokens: 16 to 64 rows" in out
+    assert run(capsys, "diff", *arguments, "--parallel", "ep8")[0] == 0
+    code, _, err = run(capsys, "diff", *arguments, "--parallel", "pp8")
+    assert code == 2
+    assert "'pp8' is no parallelism" in err
+    code, _, err = run(capsys, "diff", *arguments, "--parallel", "ep7")
+    assert code == 2
+    assert "can't be cut over 7 ranks" in err
 
 
 def test_diff_of_two_frameworks_is_bad_input(capsys: pytest.CaptureFixture[str], archives: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_nfp import catalog
-from pytest_nfp.baselines import CaseBaseline, Measured, Tiles
+from pytest_nfp.baselines import CaseBaseline, Measured, Tiles, tiles_of
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.measure import Curve
 from pytest_nfp.predict import Figures, Predicted, datasheet, predict_case
@@ -169,6 +169,15 @@ def test_equal_maps_pass_and_another_source_is_a_note() -> None:
     assert "same tiles from another source" in judge_granularity(same, moved, "b", "").reasons[0]
     assert judge_granularity(replace(same, kernel="cutlass"), OLD, "b", "").outcome == "FAIL"
     assert judge_granularity(same, None, "", "").reasons[0].startswith("no baseline for this map")
+
+
+def test_other_tile_parameters_are_a_warning() -> None:
+    """BLOCK_SIZE_N 128 to 64 with the same rows: no change of granularity, but T(N0) may move."""
+    was, now = (replace(granularity(*([16] * 4096)), parameters=((1, 4096, f"BLOCK_SIZE_N={n}"),)) for n in (128, 64))
+    v = judge_granularity(now, tiles_of(was), "the baseline of vllm==1", "")
+    assert v.outcome == "PASS"
+    assert "a faster T(N0) alone can shrink N_max" in v.reasons[0]
+    assert judge_granularity(was, tiles_of(was), "the baseline of vllm==1", "") == Verdict("PASS")
 
 
 def test_a_change_past_a_measured_boundary_is_a_warning() -> None:

@@ -84,7 +84,7 @@ class Attention(_Strict):
 
 
 class Moe(_Strict):
-    """Routed experts: E experts of hidden x width, k of them per token."""
+    """Routed experts: E experts of hidden x width, k of them per token, spread over `expert_parallel` ranks."""
 
     experts: Positive
     top_k: Positive
@@ -92,6 +92,12 @@ class Moe(_Strict):
     matrices: Literal[2, 3] = 3
     shared_experts: Annotated[int, Field(ge=0)] = 0
     dense_layers: Annotated[int, Field(ge=0)] = 0
+    expert_parallel: Positive = 1
+
+    @property
+    def local_experts(self) -> int:
+        """Experts on one rank: what a rule sees."""
+        return self.experts // self.expert_parallel
 
 
 class Model(_Strict):

@@ -22,7 +22,14 @@ from pytest_nfp.granularity import (
     read,
     shipped,
 )
+from pytest_nfp.parallel import on_rank, parse_parallel
 from pytest_nfp.upgrade import MODULE_OF
+
+SHAPE = {
+    "experts": "shape by hand: experts of one rank",
+    "expert-width": "shape by hand: intermediate width of an expert on one rank",
+    "value-dim": "width of a value where it is not the head dimension (MLA: 512)",
+}
 
 
 def add(commands: Any) -> None:
@@ -38,8 +45,9 @@ def add(commands: Any) -> None:
     device.add_argument("--gpu", help="catalog name, such as h20")
     device.add_argument("--device-name", help="name as the driver reports it, such as 'NVIDIA H20'")
     p.add_argument("--model", help="catalog name, or path of a Hugging Face config.json")
-    for name in ("experts", "expert-width", "hidden", "top-k", "heads", "kv-heads", "head-dim"):
-        p.add_argument(f"--{name}", type=options.positive, help="shape by hand; experts and width as on one rank")
+    for name in ("experts", "expert-width", "hidden", "top-k", "heads", "kv-heads", "head-dim", "value-dim"):
+        p.add_argument(f"--{name}", type=options.positive, help=SHAPE.get(name, "shape by hand"))
+    options.add_parallel(p)
     options.add_dtype(p)
     p.add_argument("--mode", choices=("eager", "graph"), default="eager", help="CUDA graphs change FlashInfer's choice")
     p.add_argument("--batch", type=options.positive, default=1, help="requests in the forward (default 1)")
@@ -95,20 +103,22 @@ def _device(given: argparse.Namespace) -> DeviceFacts:
 
 
 def _shape(given: argparse.Namespace, is_moe: bool) -> ExpertShape | HeadShape:
-    model = catalog.model(given.model) if given.model else None
+    parallel = parse_parallel(given.parallel)
+    model = on_rank(catalog.model(given.model), parallel) if given.model else None
     part = (model.moe if is_moe else model.attention) if model else None
     if model and part is None:
         raise UnknownName(f"{model.name} has no {'experts' if is_moe else 'attention that is described'}")
     if is_moe:
         moe = model.moe if model else None
         values = {
-            "experts": given.experts or (moe.experts if moe else None),
+            "experts": given.experts or (moe.local_experts if moe else None),
             "width": given.expert_width or (moe.width if moe else None),
             "hidden": given.hidden or (model.hidden if model else None),
             "top_k": given.top_k or (moe.top_k if moe else None),
         }
         _complete(values, "--experts --expert-width --hidden --top-k")
-        return ExpertShape(**values)  # type: ignore[arg-type]  # _complete leaves no None
+        expert_parallel = parallel.ranks if parallel.kind == "ep" else 1
+        return ExpertShape(**values, expert_parallel=expert_parallel)  # type: ignore[arg-type]  # _complete leaves no None
     attention = model.attention if model else None
     heads = given.heads or (attention.heads if attention else None)
     values = {
@@ -117,7 +127,7 @@ def _shape(given: argparse.Namespace, is_moe: bool) -> ExpertShape | HeadShape:
         "head_dim": given.head_dim or (attention.head_dim if attention else None),
     }
     _complete(values, "--heads --kv-heads --head-dim")
-    shape = HeadShape(**values)  # type: ignore[arg-type]  # _complete leaves no None
+    shape = HeadShape(**values, value_dim=given.value_dim)  # type: ignore[arg-type]  # _complete leaves no None
     if shape.heads % shape.kv_heads:
         raise UnknownName(f"--heads {shape.heads} is no multiple of --kv-heads {shape.kv_heads}")
     return shape
@@ -157,6 +167,7 @@ def as_json(g: Granularity) -> dict[str, Any]:
         "ranges": [
             {"first": r.first, "last": r.last, "tile": r.tile, "source": r.source, "key": r.key} for r in g.ranges
         ],
+        "parameters": [{"first": a, "last": b, "values": text} for a, b, text in g.parameters],
         "kernel": {"name": g.kernel, "reason": g.kernel_reason},
         "artifact": {"file": g.artifact_file, "sha256": g.artifact_sha256, "origin": g.origin},
         "warnings": list(g.warnings),

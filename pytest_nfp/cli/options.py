@@ -9,6 +9,7 @@ from pytest_nfp import catalog
 from pytest_nfp.cases import Backend, parse_backend
 from pytest_nfp.catalog import Gpu, Model, UnknownName
 from pytest_nfp.granularity import artifacts, check_release
+from pytest_nfp.parallel import Parallel, on_rank
 
 
 def positive(text: str) -> int:
@@ -33,6 +34,11 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     add_dtype(parser)
 
 
+def add_parallel(parser: argparse.ArgumentParser, help_text: str = "") -> None:
+    """--parallel."""
+    parser.add_argument("--parallel", default="tp1", help=help_text or "ranks: tp8 (tensor), ep8 (expert); default tp1")
+
+
 def add_dtype(parser: argparse.ArgumentParser) -> None:
     """--dtype."""
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp8", "fp8-block"), default="bf16", help="default bf16")
@@ -43,9 +49,17 @@ def gpus(names: list[str]) -> list[Gpu]:
     return [catalog.gpu(n) for n in names] or list(catalog.gpus())
 
 
-def models(names: list[str]) -> list[Model]:
-    """The models of --model, else all. Raises UnknownName."""
-    return [catalog.model(n) for n in names] or list(catalog.models())
+def models(names: list[str], parallel: Parallel) -> list[Model]:
+    """The models of --model, else all that can be cut so, as one rank holds them. Raises UnknownName."""
+    if names:
+        return [on_rank(catalog.model(n), parallel) for n in names]
+    found = []
+    for model in catalog.models():
+        try:
+            found.append(on_rank(model, parallel))
+        except UnknownName:
+            continue
+    return found
 
 
 def release(text: str, option: str = "") -> Backend:

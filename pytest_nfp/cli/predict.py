@@ -115,6 +115,7 @@ def run(given: argparse.Namespace) -> int:
             "limiting": roofline.limiting,
             "basis": predicted.basis,
         },
+        "not_described": [] if cases[0].subject.attention else ["attention"],
         "granularity": {
             g.module: {
                 "tiles": g.tiles(),
@@ -137,6 +138,8 @@ def run(given: argparse.Namespace) -> int:
         if value is not None:
             print(f"    {name:<14} {value}")
     print(f"  tile roofline    N_max {roofline.n_max}, limited by {roofline.limiting} ({predicted.basis})")
+    for module in answer["not_described"]:
+        print(f"  {module} of this model is not described: the bound is that of its other modules, not of the model")
     for module, g in answer["granularity"].items():
         ranges = ", ".join(f"{first}..{last}: {tile}" for first, last, tile in g["tiles"])
         print(f"  {module} tiles: {ranges} rows ({g['origin']}: {g['artifact']})")

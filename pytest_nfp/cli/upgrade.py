@@ -14,9 +14,12 @@ from pytest_nfp.cases import Backend, Case, parse_backend
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.cli import options
 from pytest_nfp.granularity import artifacts
+from pytest_nfp.parallel import on_rank, parse_parallel
 from pytest_nfp.upgrade import MODULE_OF, Change
 
 EXIT_CHANGED = 1
+PARAMETERS = 4
+"""Ranges of other tile parameters that are told in words; --json holds all."""
 
 
 def add(commands: Any) -> None:
@@ -30,6 +33,7 @@ def add(commands: Any) -> None:
     p.add_argument("before", metavar="FRAMEWORK==A")
     p.add_argument("after", metavar="FRAMEWORK==B")
     options.add_choice(p)
+    options.add_parallel(p, "ranks on both sides, such as tp8; or before..after: tp8..ep8 (default tp1)")
     options.add_artifacts(p)
     shape = p.add_mutually_exclusive_group()
     shape.add_argument("--markdown", action="store_true", help="a table for a pull-request comment")
@@ -64,6 +68,7 @@ def _one_case(p: argparse.ArgumentParser) -> None:
     p.add_argument("--gpu", required=True, help="catalog name, such as h20")
     p.add_argument("--model", required=True, help="catalog name, or path of a Hugging Face config.json")
     options.add_dtype(p)
+    options.add_parallel(p)
     options.add_artifacts(p)
     p.add_argument("--json", action="store_true", help="print JSON")
 
@@ -73,30 +78,62 @@ def run_diff(given: argparse.Namespace) -> int:
     before, after = (options.existing(options.release(t), given.artifacts) for t in (given.before, given.after))
     if before.framework != after.framework:
         raise UnknownName(f"{before} and {after} are two frameworks: diff compares releases of one")
-    cases = upgrade.default_cases(_rule(before), options.gpus(given.gpu), options.models(given.model), given.dtype)
-    if not cases:
+    first, separator, second = given.parallel.partition("..")
+    ranks = parse_parallel(first), parse_parallel(second if separator else first)
+    gpus = options.gpus(given.gpu)
+    both = []
+    for backend, parallel in zip((_rule(before), after), ranks, strict=True):
+        cases = upgrade.default_cases(backend, gpus, options.models(given.model, parallel), given.dtype)
+        both.append({(c.gpu, c.subject.name.partition("@")[0]): c for c in cases})
+    # A model that only one of two parallelisms can cut has nothing to be compared with.
+    shared = [key for key in both[0] if key in both[1]]
+    if not shared:
         raise UnknownName(f"none of the models has a {MODULE_OF[before.framework]} module for {before.framework}")
-    found = upgrade.diff(before, after, cases, given.artifacts)
+    found = upgrade.diff([both[0][k] for k in shared], [both[1][k] for k in shared], given.artifacts)
     changes = [c for c in found if c.is_changed]
     unknown = [c for c in found if c.before.unknown and c.after.unknown]
+    warned = [c for c in found if not c.is_changed and c.parameters]
     if given.json:
-        rows = [as_json(c) for c in changes]
-        print(json.dumps({"before": str(before), "after": str(after), "cases": len(found), "changes": rows}, indent=1))
+        rows = {"changes": [as_json(c) for c in changes], "warnings": [as_json(c) for c in warned]}
+        print(json.dumps({"before": str(before), "after": str(after), "cases": len(found)} | rows, indent=1))
     elif given.markdown:
-        print("\n".join(_markdown(before, after, found, changes)))
+        print("\n".join(_markdown(before, after, found, changes, warned)))
     else:
-        print("\n".join(_text(before, after, found, changes)))
+        print("\n".join(_text(before, after, found, changes, warned)))
     for c in unknown:
         print(f"{c.case.gpu} {c.case.subject.name}: unknown in both: {c.before.unknown}", file=sys.stderr)
     # What is unknown on both sides was not compared: that is no clean bill either.
     return EXIT_CHANGED if changes or unknown else 0
 
 
-def _text(before: Backend, after: Backend, found: list[Change], changes: list[Change]) -> list[str]:
+def _text(
+    before: Backend, after: Backend, found: list[Change], changes: list[Change], warned: list[Change]
+) -> list[str]:
     lines = [f"{before} to {after}: {len(changes)} of {len(found)} cases changed"]
     for change, gpus in upgrade.merge_equal(changes):
         lines += ["", f"{change.case.subject.name} on {', '.join(gpus)}"]
         lines += [f"  {line}" for line in _in_words(change)]
+    for change, gpus in upgrade.merge_equal(warned):
+        lines += ["", f"{change.case.subject.name} on {', '.join(gpus)}: no change of granularity, but a warning"]
+        lines += [f"  {line}" for line in _parameters_in_words(change)]
+    return lines
+
+
+def _parameters_in_words(c: Change) -> list[str]:
+    """What changed beside the tile, and what that can do."""
+    if not c.parameters:
+        return []
+    unit = "tokens" if c.case.module == "moe" else "query rows"
+    lines = [
+        f"{first}..{last} {unit}: same tile, {old} to {new}" for first, last, old, new in c.parameters[:PARAMETERS]
+    ]
+    if len(c.parameters) > PARAMETERS:
+        lines.append(f"and {len(c.parameters) - PARAMETERS} ranges more")
+    base = c.case.batch * c.case.baseline_positions
+    if any(first <= base <= last for first, last, _, _ in c.parameters):
+        lines.append(f"T(N0), at {base} {unit}, moves: a faster T(N0) alone can shrink N_max, so measure again")
+    else:
+        lines.append(f"T(N0), at {base} {unit}, keeps its parameters; latency beyond it moves, so measure again")
     return lines
 
 
@@ -108,10 +145,14 @@ def _in_words(c: Change) -> list[str]:
     lines = [f"{first}..{last} {unit}: {old} to {new} rows" for first, last, old, new in c.tiles]
     if not lines:
         lines = ["tiles are the same"]
+    if c.rank:
+        lines.insert(0, f"one rank holds {c.rank[1]}, before {c.rank[0]}")
     if c.kernel:
         lines.append(f"kernel: {c.kernel[0]} to {c.kernel[1]}")
     if c.sources[0] != c.sources[1]:
         lines.append(f"source: {c.sources[0]} to {c.sources[1]}")
+    if not c.tiles:  # Where tiles change too, the other parameters are a detail that --json has.
+        lines += _parameters_in_words(c)
     for predictor in ("principle", "tile_roofline"):
         old, new = c.n_max(predictor)
         change = f"{old} to {new}" if old != new else f"stays {new}"
@@ -119,27 +160,38 @@ def _in_words(c: Change) -> list[str]:
     return lines
 
 
-def _markdown(before: Backend, after: Backend, found: list[Change], changes: list[Change]) -> list[str]:
+def _markdown(
+    before: Backend, after: Backend, found: list[Change], changes: list[Change], warned: list[Change]
+) -> list[str]:
     title = f"### Granularity: {before} to {after}"
+    notes = [
+        f"- {c.case.subject.name} on {', '.join(gpus)}: {'; '.join(_parameters_in_words(c))}"
+        for c, gpus in upgrade.merge_equal(warned)
+    ]
+    if notes:
+        notes = ["", "No change of granularity, but other tile parameters changed:", "", *notes]
     if not changes:
-        return [title, "", f"No change in {len(found)} cases (models x GPUs)."]
+        return [title, "", f"No change in {len(found)} cases (models x GPUs).", *notes]
     lines = [
         title,
         "",
         f"{len(changes)} of {len(found)} cases changed.",
         "",
-        "| model | GPUs | tiles | source | N_max, principle | N_max, tile roofline |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| model | GPUs | tiles | kernel | source | N_max, principle | N_max, tile roofline |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for c, gpus in upgrade.merge_equal(changes):
         if unknown := c.before.unknown or c.after.unknown:
-            lines.append(f"| {c.case.subject.name} | {', '.join(gpus)} | unknown: {unknown} | | | |")
+            lines.append(f"| {c.case.subject.name} | {', '.join(gpus)} | unknown: {unknown} | | | | |")
             continue
+        model = f"{c.case.subject.name}<br>one rank: {c.rank[0]} → {c.rank[1]}" if c.rank else c.case.subject.name
         tiles = "<br>".join(f"{a}..{b}: {old} → {new}" for a, b, old, new in c.tiles) or "same"
         source = c.sources[1] if c.sources[0] == c.sources[1] else f"{c.sources[0]} → {c.sources[1]}"
         n = [f"{a} → {b}" if a != b else f"{b}" for a, b in (c.n_max("principle"), c.n_max("tile_roofline"))]
-        lines.append(f"| {c.case.subject.name} | {', '.join(gpus)} | {tiles} | {source} | {n[0]} | {n[1]} |")
-    return lines
+        assert c.after.granularity is not None  # else it is unknown
+        kernel = " → ".join(c.kernel) if c.kernel else c.after.granularity.kernel
+        lines.append(f"| {model} | {', '.join(gpus)} | {tiles} | {kernel} | {source} | {n[0]} | {n[1]} |")
+    return lines + notes
 
 
 def as_json(c: Change) -> dict[str, Any]:
@@ -150,7 +202,9 @@ def as_json(c: Change) -> dict[str, Any]:
         "module": c.case.module,
         "dtype": c.case.dtype,
         "tiles": [{"first": a, "last": b, "before": old, "after": new} for a, b, old, new in c.tiles],
+        "parameters": [{"first": a, "last": b, "before": old, "after": new} for a, b, old, new in c.parameters],
         "kernel": c.kernel,
+        "rank": c.rank,
         "source": c.sources,
         "n_max": {p: c.n_max(p) for p in ("principle", "tile_roofline")},
         "unknown": [c.before.unknown, c.after.unknown],
@@ -235,7 +289,8 @@ def _history_json(release: str, side: upgrade.Side, case: Case) -> dict[str, Any
 
 
 def _case(given: argparse.Namespace, backend: Backend) -> Case:
-    cases = upgrade.default_cases(backend, [catalog.gpu(given.gpu)], [catalog.model(given.model)], given.dtype)
+    model = on_rank(catalog.model(given.model), parse_parallel(given.parallel))
+    cases = upgrade.default_cases(backend, [catalog.gpu(given.gpu)], [model], given.dtype)
     if not cases:
         raise UnknownName(f"{given.model} has no {MODULE_OF[backend.framework]} module for {backend.framework}")
     return cases[0]

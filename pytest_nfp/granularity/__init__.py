@@ -13,7 +13,7 @@ from pytest_nfp import catalog
 from pytest_nfp.cases import Case
 from pytest_nfp.catalog import Gpu, UnknownName
 from pytest_nfp.granularity import artifacts, attention, fused_moe, shipped, torch_cpu
-from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, changed_ranges
+from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, changed_parameters, changed_ranges
 from pytest_nfp.granularity.query import DeviceFacts, ExpertShape, HeadShape, Query
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Query",
     "Range",
     "RuleUnknown",
+    "changed_parameters",
     "changed_ranges",
     "check_release",
     "device_facts",
@@ -88,7 +89,7 @@ def shape_of(case: Case) -> dict[str, int]:
     if case.module == "moe" and case.subject.moe is not None:
         moe = case.subject.moe
         return {
-            "experts": moe.experts,
+            "experts": moe.local_experts,
             "width": moe.width,
             "hidden": case.subject.hidden,
             "top_k": case.top_k or moe.top_k,
@@ -103,7 +104,11 @@ def query_of(case: Case) -> Query:
     subject = case.subject
     if case.module == "moe" and subject.moe is not None:
         shape: ExpertShape | HeadShape = ExpertShape(
-            subject.moe.experts, subject.moe.width, subject.hidden, case.top_k or subject.moe.top_k
+            subject.moe.local_experts,
+            subject.moe.width,
+            subject.hidden,
+            case.top_k or subject.moe.top_k,
+            subject.moe.expert_parallel,
         )
     else:
         assert subject.attention is not None

@@ -27,6 +27,7 @@ from packaging.version import InvalidVersion, Version
 
 from pytest_nfp.files import write_atomically
 from pytest_nfp.granularity.maps import RuleUnknown
+from pytest_nfp.granularity.ranges import open_zip
 
 MAX_MEMBER_BYTES = 8 * 2**20
 """A rule or a tuned file is small; a larger member is not read."""
@@ -241,13 +242,12 @@ class _Remote:
             return
         try:
             import requests
-            from remotezip import RemoteIOError, RemoteZip
+            from remotezip import RemoteZipError
         except ImportError:
             raise RuleUnknown(_NEEDS_EXTRA) from None
         try:
             if self._filename.endswith(".whl"):
-                archive = RemoteZip(self._url, timeout=TIMEOUT_S)
-                self._names, self._reader = _zip_members(archive, self._wanted)
+                self._names, self._reader = _zip_members(open_zip(self._url, TIMEOUT_S), self._wanted)
             else:
                 response = requests.get(self._url, timeout=TIMEOUT_S)
                 response.raise_for_status()
@@ -255,7 +255,7 @@ class _Remote:
                     raise RuleUnknown("the download does not have the sha256 that the index gives")
                 with tarfile.open(fileobj=io.BytesIO(response.content)) as tar:
                     self._names, self._reader = _tar_members(tar, self._wanted)
-        except (requests.RequestException, RemoteIOError, OSError, tarfile.TarError, zipfile.BadZipFile) as error:
+        except (requests.RequestException, RemoteZipError, OSError, tarfile.TarError, zipfile.BadZipFile) as error:
             raise RuleUnknown(f"reading it from the package index failed: {error}") from error
 
 

@@ -14,21 +14,27 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pytest_nfp.granularity import evaluator
+from pytest_nfp.granularity import evaluator, kernel_choice
 from pytest_nfp.granularity.artifacts import Artifact, open_release
-from pytest_nfp.granularity.cpp import Reference, call_function, local_constant
+from pytest_nfp.granularity.cpp import Reference, branch_value, call_function, local_constant
 from pytest_nfp.granularity.maps import Granularity, RuleUnknown, from_points
 from pytest_nfp.granularity.query import HeadShape, Query
 
-FLASHINFER_RULE = re.compile(r"(?:^|/)include/flashinfer/utils\.cuh$")
+FLASHINFER_RULE = re.compile(
+    r"(?:^|/)include/flashinfer/(?:utils|attention/scheduler)\.cuh$|(?:^|/)flashinfer/utils\.py$"
+)
 FLASH_ATTN_RULE = re.compile(r"^csrc/flash_attn/src/flash_fwd_launch_template\.h$")
 FLASH_ATTN_4_RULE = re.compile(r"(?:^|/)flash_attn/cute/interface\.py$")
 KV_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp8-block": 1}
+MLA_LATENT = 512
+"""Value width of the MLA models' decode form: the latent that all heads share."""
 CONTEXT = 4096
 """Cached tokens that FlashAttention-4's configuration is asked with: they decide splits and key tiles, not the query tile."""
 
 FLASH_ATTN_3 = "flash-attention commit 0251105 (2026-08-15), hopper/tile_size.h and hopper/heuristics.h"
 FLASH_ATTN_3_16BIT = ((64, 192), (96, 192), (128, 128), (192, 128), (256, 128))
+FLASH_ATTN_3_MLA = {512: 64, 256: 128}
+"""kBlockM by the value width, where head_dim is at most 64."""
 FLASH_ATTN_3_8BIT = ((64, 192), (96, 192), (256, 128))
 
 
@@ -62,8 +68,10 @@ def selector_rows(rows: int, query: Query) -> int:
 @lru_cache(maxsize=512)
 def _flashinfer(query: Query, archives: Path | None) -> Granularity:
     artifact = _open(query, FLASHINFER_RULE, archives)
-    source = artifact.read(min(artifact.names))
     shape, capability = _heads(query), _capability(query)
+    if shape.values == MLA_LATENT != shape.head_dim:
+        return _flashinfer_mla(query, artifact)
+    source = _member(artifact, "include/flashinfer/utils.cuh")
 
     def shared_memory(target: Reference, *rest: Any) -> None:
         if query.device.shared_memory_optin is None:
@@ -83,7 +91,7 @@ def _flashinfer(query: Query, archives: Path | None) -> Granularity:
         if rows not in tiles:
             arguments = {
                 "avg_packed_qo_len": rows,
-                "head_dim": shape.head_dim,
+                "head_dim": shape.values,
                 "head_dim_qk": shape.head_dim,
                 "kv_dtype_bytes": KV_BYTES[query.dtype],
                 "cudaDevAttrMaxSharedMemoryPerBlockOptin": 97,
@@ -94,17 +102,70 @@ def _flashinfer(query: Query, archives: Path | None) -> Granularity:
     points = [
         (tile(selector_rows(rows, query)), "FA2DetermineCtaTileQ", None) for rows in range(1, query.max_count + 1)
     ]
-    hopper = capability[0] == 9
-    warnings = (
-        ["backend='auto' usually takes the FA3 kernels on Hopper, which this rule does not describe"] if hopper else []
+    kernel, reason = flashinfer_backend(query, artifact)
+    warnings = []
+    if kernel != "fa2":
+        warnings.append(
+            f"the tiles are those of backend='fa2'; backend='auto' gives {kernel}, which they do not describe"
+        )
+    return _map(query, points, artifact, True, kernel, reason, warnings)
+
+
+def flashinfer_backend(query: Query, artifact: Artifact) -> tuple[str, str]:
+    """(kernel, reason) of the prefill wrappers' backend='auto', by the release's own choice; `unknown` where it can't be told."""
+    shape = _heads(query)
+    entry = "determine_attention_backend"
+    try:
+        source = _member(artifact, "flashinfer/utils.py")
+    except RuleUnknown as reason:
+        return kernel_choice.UNKNOWN, str(reason)
+    dtype = "float8_e4m3fn" if query.dtype.startswith("fp8") else "float16" if query.dtype == "fp16" else "bfloat16"
+    question: dict[str, Any] = {
+        "attention_backend": entry,
+        "source": source,
+        "file": "flashinfer/utils.py",
+        "dtype": dtype,
+        "head_dims": [shape.head_dim, shape.values],
+        "device_name": query.device.name,
+        "compute_capability": query.device.compute_capability,
+        "shared_memory_optin": query.device.shared_memory_optin,
+        "triton_version": "",
+        "environment": {},
+    }
+    found = evaluator.evaluate_kernels([question])[0]
+    if isinstance(found, RuleUnknown):
+        return kernel_choice.UNKNOWN, str(found)
+    return (
+        found,
+        f"{entry} of the release, for backend='auto' of the prefill wrappers without a custom mask, CUDA 12.8 or newer",
     )
-    return _map(query, points, artifact, True, "fa2", "FlashInfer's FA2 kernels, as backend='fa2' names them", warnings)
+
+
+def _flashinfer_mla(query: Query, artifact: Artifact) -> Granularity:
+    """FlashInfer's MLA kernels: rows of all heads share a tile, and a cluster of two takes over where it is full."""
+    source = _member(artifact, "include/flashinfer/attention/scheduler.cuh")
+    plan = "MLAPlan"
+    rows_of_a_block = local_constant(source, plan, "cta_tile_q", {})
+
+    def tile(rows: int) -> int:
+        blocks: int = branch_value(source, plan, "cluster_size", {"avg_packed_qo_len": rows})
+        return blocks * int(rows_of_a_block)
+
+    tiles: dict[int, int] = {}
+    points = []
+    for rows in range(1, query.max_count + 1):
+        given = selector_rows(rows, query)
+        tiles[given] = tiles.get(given) or tile(given)
+        points.append((tiles[given], plan, None))
+    return _map(query, points, artifact, True, "mla", "FlashInfer's MLA wrapper: the heads of a rank are packed")
 
 
 @lru_cache(maxsize=512)
 def _flash_attn_2(query: Query, archives: Path | None) -> Granularity:
     artifact = _open(query, FLASH_ATTN_RULE, archives)
     function = "run_mha_fwd_splitkv_dispatch"
+    if _heads(query).values != _heads(query).head_dim:
+        raise RuleUnknown("FlashAttention-2 takes values of the keys' width alone")
     tile = local_constant(artifact.read(min(artifact.names)), function, "kBlockM", {"Headdim": _heads(query).head_dim})
     reason = "the KV-cache path of FlashAttention-2; GQA heads are packed at a query length of 1 alone"
     points = [(tile, function, None)] * query.max_count
@@ -123,7 +184,7 @@ def _flash_attn_4(query: Query, archives: Path | None) -> Granularity:
     arguments = {
         "arch": capability[0] * 10 + capability[1],
         "head_dim": shape.head_dim,
-        "head_dim_v": shape.head_dim,
+        "head_dim_v": shape.values,
         "max_seqlen_k": CONTEXT,
         "num_head_kv": shape.kv_heads,
         "qhead_per_kvhead": 1,
@@ -143,7 +204,7 @@ def _flash_attn_4(query: Query, archives: Path | None) -> Granularity:
     if isinstance(found, RuleUnknown):
         raise found
     packed = shape.group > 1
-    points = [(tile, "_get_fwd_config", None) for count, (tile, _, _) in found for _ in range(count)]
+    points = [(tile, "_get_fwd_config", None) for count, (tile, _, _, _) in found for _ in range(count)]
     reason = "FlashAttention-4's forward; GQA heads are packed unless the caller says otherwise"
     return _map(query, points, artifact, packed, "fa4", reason)
 
@@ -157,6 +218,8 @@ def _flash_attn_3(query: Query, source: Path | None) -> Granularity:
     if source is None:
         sizes = FLASH_ATTN_3_16BIT if bytes_per_element == 2 else FLASH_ATTN_3_8BIT
         tile = next((m for limit, m in sizes if shape.head_dim <= limit), None) if is_hopper else 128
+        if is_hopper and bytes_per_element == 2 and shape.head_dim <= 64:
+            tile = FLASH_ATTN_3_MLA.get(shape.values, tile)
         if tile is None:
             raise RuleUnknown(f"the recorded table of FlashAttention-3 ends at head_dim 256, not {shape.head_dim}")
         artifact = Artifact(FLASH_ATTN_3, "", "recorded rule", frozenset(), lambda name: "")
@@ -170,7 +233,7 @@ def _flash_attn_3(query: Query, source: Path | None) -> Granularity:
             ) from error
         arguments = {
             "headdim": shape.head_dim,
-            "headdim_v": shape.head_dim,
+            "headdim_v": shape.values,
             "is_causal": True,
             "is_local": False,
             "element_size": bytes_per_element,
@@ -221,6 +284,14 @@ def _capability(query: Query) -> tuple[int, int]:
 def _heads(query: Query) -> HeadShape:
     assert isinstance(query.shape, HeadShape)
     return query.shape
+
+
+def _member(artifact: Artifact, ending: str) -> str:
+    """The text of the release's file of this name. Raises RuleUnknown."""
+    for name in sorted(artifact.names):
+        if name == ending or name.endswith("/" + ending):
+            return artifact.read(name)
+    raise RuleUnknown(f"{artifact.file} holds no {ending}")
 
 
 def _open(query: Query, wanted: re.Pattern[str], archives: Path | None) -> Artifact:

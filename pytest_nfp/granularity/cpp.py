@@ -84,6 +84,28 @@ def local_constant(source: str, function: str, constant: str, arguments: Mapping
     raise RuleUnknown(f"{function} has no constant {constant}")
 
 
+def branch_value(source: str, function: str, variable: str, arguments: Mapping[str, Any]) -> Any:
+    """What a C++ function's if and else assign to a local variable, by its condition. Raises RuleUnknown."""
+    for choice in _descend(_function(source, function), "if_statement"):
+        condition = choice.child_by_field_name("condition")
+        branches = [choice.child_by_field_name(name) for name in ("consequence", "alternative")]
+        values = [
+            next((v for b in _descend(branch, "assignment_expression") if (v := _assigned(b, variable))), None)
+            for branch in branches
+            if branch is not None
+        ]
+        if condition is not None and len(values) == 2 and all(values):
+            value = values[0] if _value(condition, dict(arguments), {}) else values[1]
+            assert value is not None
+            return _value(value, dict(arguments), {})
+    raise RuleUnknown(f"{function} has no branch that sets {variable}")
+
+
+def _assigned(assignment: Node, variable: str) -> Node | None:
+    left = assignment.child_by_field_name("left")
+    return assignment.child_by_field_name("right") if left is not None and _text(left) == variable else None
+
+
 @lru_cache(maxsize=64)
 def _function(source: str, name: str) -> Node:
     try:

@@ -21,8 +21,8 @@ from pytest_nfp.granularity.query import Query
 
 SANDBOX = Path(__file__).with_name("sandbox.py")
 TIMEOUT_S = 60
-Runs = list[tuple[int, tuple[int, str | None, int | None]]]
-"""(how many counts in a row, (tile, tuned file or None, key or None)), from count 1 on."""
+Runs = list[tuple[int, tuple[int, str | None, int | None, str]]]
+"""(how many counts in a row, (tile, tuned file or None, key or None, other parameters)), from count 1 on."""
 
 
 def question(
@@ -86,7 +86,7 @@ def _unknown(answer: dict[str, Any]) -> RuleUnknown | None:
 def _runs(answer: dict[str, Any]) -> Runs | RuleUnknown:
     if unknown := _unknown(answer):
         return unknown
-    return [(count, (tile, path, key)) for count, (tile, path, key) in answer["runs"]]
+    return [(count, (tile, path, key, others)) for count, (tile, path, key, others) in answer["runs"]]
 
 
 def _run(questions: list[dict[str, Any]]) -> list[dict[str, Any]]:

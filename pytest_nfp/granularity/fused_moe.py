@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_nfp.granularity import evaluator, kernel_choice
 from pytest_nfp.granularity.artifacts import Artifact, open_release, pinned_requirement
-from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, from_runs
+from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, from_runs, parameter_runs
 from pytest_nfp.granularity.query import ExpertShape, Query
 
 ENTRY = "try_get_optimal_moe_config"
@@ -79,9 +79,10 @@ def _artifact(framework: str, release: str, archives: Path | None) -> Artifact:
 
 def _map(artifact: Artifact, query: Query, runs: evaluator.Runs, archives: Path | None) -> Granularity:
     ranges = from_runs(
-        (count, (tile, Path(path).name if path else "default rule", key)) for count, (tile, path, key) in runs
+        (count, (tile, Path(path).name if path else "default rule", key)) for count, (tile, path, key, _) in runs
     )
-    folders = {Path(path).parent.name for _, (_, path, _) in runs if path}
+    parameters = parameter_runs((count, others) for count, (_, _, _, others) in runs)
+    folders = {Path(path).parent.name for _, (_, path, _, _) in runs if path}
     warnings = [*_near_misses(artifact, query, {r.source for r in ranges}), *_key_gaps(ranges)]
     if query.framework == "sglang":
         kernel = kernel_choice.UNKNOWN
@@ -92,7 +93,7 @@ def _map(artifact: Artifact, query: Query, runs: evaluator.Runs, archives: Path 
     else:
         kernel, reason = kernel_choice.kernel_choice(query, archives)
         if kernel == "marlin":
-            ranges, warnings = _marlin(query, archives), []
+            ranges, warnings, parameters = _marlin(query, archives), [], ()
         elif kernel == kernel_choice.UNKNOWN:
             warnings.append("which kernel runs is unknown; the tiles are those of the Triton kernel")
         elif kernel != "triton":
@@ -113,6 +114,7 @@ def _map(artifact: Artifact, query: Query, runs: evaluator.Runs, archives: Path 
         artifact_sha256=artifact.sha256,
         origin=artifact.origin,
         warnings=tuple(warnings),
+        parameters=parameters,
     )
 
 
@@ -121,7 +123,7 @@ def _marlin(query: Query, archives: Path | None) -> tuple[Range, ...]:
     found = evaluator.evaluate([kernel_choice.marlin_question(query, archives)])[0]
     if isinstance(found, RuleUnknown):
         raise found
-    return from_runs((count, (tile, "marlin's size rule", None)) for count, (tile, _, _) in found)
+    return from_runs((count, (tile, "marlin's size rule", None)) for count, (tile, _, _, _) in found)
 
 
 def _environment() -> tuple[tuple[str, str], ...]:

@@ -1,8 +1,8 @@
 """Which fused-MoE kernel vLLM runs before any tile: the release's own backend order, evaluated.
 
 Newer releases have a selection function a number format (`oracle/`), which asks every kernel class in turn what it
-supports; older ones a function for FP8 alone. They run in the sandbox, for one rank without expert parallelism, in the
-default environment, with FlashInfer where the release requires it. DeepGEMM is not a requirement: both answers are asked.
+supports; older ones a function for FP8 alone. They run in the sandbox, for one rank or expert parallelism in one node, in
+the default environment, with FlashInfer where the release requires it. DeepGEMM is not a requirement: both answers are asked.
 """
 
 from __future__ import annotations
@@ -38,13 +38,17 @@ UNKNOWN = "unknown"
 def kernel_choice(query: Query, archives: Path | None = None) -> tuple[str, str]:
     """(kernel, reason) that vLLM runs for a query; `unknown` with the reason where the artifact does not tell."""
     try:
-        return _choice(query.release, query.device.compute_capability, query.dtype, archives)
+        assert isinstance(query.shape, ExpertShape)
+        parallel = query.shape.expert_parallel
+        return _choice(query.release, query.device.compute_capability, query.dtype, parallel, archives)
     except RuleUnknown as reason:
         return UNKNOWN, str(reason)
 
 
 @lru_cache(maxsize=256)
-def _choice(release: str, capability: tuple[int, int] | None, dtype: str, archives: Path | None) -> tuple[str, str]:
+def _choice(
+    release: str, capability: tuple[int, int] | None, dtype: str, expert_parallel: int, archives: Path | None
+) -> tuple[str, str]:
     artifact = _artifact(release, archives)
     sources = _sources(artifact)
     dtype = "bf16" if dtype in ("bf16", "fp16") else dtype
@@ -56,14 +60,18 @@ def _choice(release: str, capability: tuple[int, int] | None, dtype: str, archiv
     if capability is None:
         raise RuleUnknown("the order asks for a compute capability, which the catalog does not know")
     flashinfer = _requires(artifact, "flashinfer-python")
-    questions = [_question(capability, sources, entry, dtype, flashinfer, deep_gemm) for deep_gemm in (True, False)]
+    questions = [
+        _question(capability, sources, entry, dtype, flashinfer, deep_gemm, expert_parallel)
+        for deep_gemm in (True, False)
+    ]
     with_it, without = evaluator.evaluate_kernels(questions)
     for found in (with_it, without):
         if isinstance(found, RuleUnknown):
             raise found
     assert isinstance(with_it, str) and isinstance(without, str)
+    ranks = "one rank" if expert_parallel == 1 else f"expert parallelism over {expert_parallel} ranks"
     reason = (
-        f"{entry[1]} of the release, for one rank in the default environment,"
+        f"{entry[1]} of the release, for {ranks} in the default environment,"
         f" {'with' if flashinfer else 'without'} FlashInfer as its requirements say"
     )
     if with_it != without:
@@ -97,7 +105,7 @@ def own_tile_limit(query: Query, archives: Path | None = None) -> int:
         return 0
     text = sources.get("vllm/model_executor/layers/fused_moe/fused_moe.py", "")
     factor = re.search(r"\*\s*(\d+)\s*<=\s*global_num_experts", text)
-    return shape.experts // (shape.top_k * int(factor[1])) if factor else 0
+    return shape.experts * shape.expert_parallel // (shape.top_k * int(factor[1])) if factor else 0
 
 
 @lru_cache(maxsize=64)
@@ -147,6 +155,7 @@ def _question(
     dtype: str,
     flashinfer: bool,
     deep_gemm: bool,
+    expert_parallel: int,
 ) -> dict[str, Any]:
     names = sorted({n for text in sources.values() for n in re.findall(r"\bhas_flashinfer\w*", text)})
     return {
@@ -162,6 +171,7 @@ def _question(
         "flashinfer": flashinfer,
         "flashinfer_names": names,
         "deep_gemm": deep_gemm,
+        "expert_parallel": expert_parallel,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ class Granularity:
     """The map of one kernel: sorted, gap-free ranges that begin at 1, with where they come from.
 
     packed: the counts are query rows times the GQA group, as the kernel packs the heads into the tile.
+    parameters: (first, last, "BLOCK_SIZE_N=64 num_warps=4") for what the rule sets beside the tile, where it does.
     artifact: file and sha256 the rule was read from. origin: installed, archive, index or shipped table.
     """
 
@@ -44,6 +46,7 @@ class Granularity:
     origin: str
     packed: bool = False
     warnings: tuple[str, ...] = field(default=())
+    parameters: tuple[tuple[int, int, str], ...] = field(default=())
 
     def __post_init__(self) -> None:
         if not self.ranges or self.ranges[0].first != 1:
@@ -76,6 +79,13 @@ class Granularity:
         """[[first, last, tile], ...] merged by tile alone, as baselines store it."""
         return [[r.first, r.last, r.tile] for r in merge(Range(r.first, r.last, r.tile) for r in self.ranges)]
 
+    @property
+    def parameters_digest(self) -> str | None:
+        """Twelve digits that stand for the other parameters in a baseline; None where the rule sets none."""
+        if not self.parameters:
+            return None
+        return hashlib.sha256(repr(self.parameters).encode()).hexdigest()[:12]
+
     def edges(self) -> list[int]:
         """The last count of each tile: where a boundary is looked for (edge and edge + 1)."""
         return [last for _, last, _ in self.tiles()[:-1]]
@@ -105,6 +115,48 @@ def from_runs(runs: Iterable[tuple[int, tuple[int, str, int | None]]]) -> tuple[
         ranges.append(Range(first, first + count - 1, tile, source, key))
         first += count
     return merge(ranges)
+
+
+def parameter_runs(runs: Iterable[tuple[int, str]]) -> tuple[tuple[int, int, str], ...]:
+    """(first, last, parameters) from (how many counts, parameters) in a row; nothing where no count has any."""
+    merged: list[tuple[int, int, str]] = []
+    first = 1
+    for count, text in runs:
+        if merged and merged[-1][2] == text:
+            merged[-1] = (merged[-1][0], first + count - 1, text)
+        else:
+            merged.append((first, first + count - 1, text))
+        first += count
+    return tuple(merged) if any(text for _, _, text in merged) else ()
+
+
+def changed_parameters(before: Granularity, after: Granularity) -> list[tuple[int, int, str, str]]:
+    """(first, last, before, after) where the tile stays and other parameters change; only the changed names are told."""
+    changes: list[tuple[int, int, str, str]] = []
+    if not before.parameters or not after.parameters:
+        return changes
+    end = min(before.parameters[-1][1], after.parameters[-1][1])
+    cuts = sorted(
+        {a for a, _, _ in [*before.parameters, *after.parameters]}
+        | {r.first for g in (before, after) for r in g.ranges}
+    )
+    cuts = [c for c in cuts if c <= end]
+    for first, following in zip(cuts, [*cuts[1:], end + 1], strict=True):
+        if before.tile(first) != after.tile(first):
+            continue
+        old, new = (
+            dict(item.split("=", 1) for item in next(t for a, b, t in g.parameters if a <= first <= b).split())
+            for g in (before, after)
+        )
+        names = [n for n in sorted({*old, *new}) if old.get(n) != new.get(n)]
+        if not names:
+            continue
+        was, now = (" ".join(f"{n}={side[n]}" for n in names if n in side) for side in (old, new))
+        if changes and changes[-1][1] == first - 1 and changes[-1][2:] == (was, now):
+            changes[-1] = (changes[-1][0], following - 1, was, now)
+        else:
+            changes.append((first, following - 1, was, now))
+    return changes
 
 
 def from_points(points: Sequence[tuple[int, str, int | None]]) -> tuple[Range, ...]:

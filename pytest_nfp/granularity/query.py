@@ -21,21 +21,35 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """E experts of hidden x width on this rank, k per token."""
+    """E experts of hidden x width on this rank, k per token; `expert_parallel` ranks share all experts.
+
+    Under expert parallelism `experts` are the local ones: rules see the weights of their rank.
+    """
 
     experts: int
     width: int
     hidden: int
     top_k: int
+    expert_parallel: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Query heads, KV heads, head dimension."""
+    """Query heads, KV heads, head dimension of queries and keys, and that of values where it differs (MLA).
+
+    MLA's decode form has one KV head: queries and keys of the latent and rotary width, values of the latent width. Kernels
+    that take the two apart name the rotary width alone as head_dim (64, with values of 512).
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int | None = None
+
+    @property
+    def values(self) -> int:
+        """Width of a value."""
+        return self.value_dim or self.head_dim
 
     @property
     def group(self) -> int:

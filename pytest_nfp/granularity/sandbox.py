@@ -506,7 +506,7 @@ def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
 
 
 def evaluate(request: dict[str, Any]) -> list[list[Any]]:
-    """[[how often, [tile, tuned file or None, key or None]], ...] over the counts 1..max_count."""
+    """[[how often, [tile, tuned file or None, key or None, other parameters]], ...] over the counts 1..max_count."""
     files = Files(request["texts"])
     world = World({request["file"]: request["source"]}, namespace(request, files), files)
     if request["entry"] not in world.scope(request["file"]).nodes:
@@ -538,11 +538,20 @@ def evaluate(request: dict[str, Any]) -> list[list[Any]]:
                 tile *= config[part]
             else:
                 tile *= getattr(config, part)
-        if runs and runs[-1][1] == [tile, path, key]:
+        answer = [tile, path, key, others(config, request["result"])]
+        if runs and runs[-1][1] == answer:
             runs[-1][0] += 1
         else:
-            runs.append([1, [tile, path, key]])
+            runs.append([1, answer])
     return runs
+
+
+def others(config: Any, result: list[str]) -> str:
+    """What else a configuration sets, as "BLOCK_SIZE_N=64 num_warps=4"; empty where it is no dictionary."""
+    if not isinstance(config, dict):
+        return ""
+    kept = sorted((name, str(value).replace(" ", "")) for name, value in config.items() if name not in result)
+    return " ".join(f"{name}={value}" for name, value in kept)
 
 
 class Configuration(Stub):
@@ -664,7 +673,17 @@ def choose_kernel(request: dict[str, Any]) -> str:
         and "RoutingMethodType" in world.scope(f"{base}.fused_moe.config".replace(".", "/") + ".py").nodes
     ):
         routing = named(f"{base}.fused_moe.config", "RoutingMethodType").Renormalize
-    parallel = Configuration("parallel", tp_size=1, ep_size=1, dp_size=1, pcp_size=1, sp_size=1, all2all_backend="")
+    ranks = request["expert_parallel"]
+    parallel = Configuration(
+        "parallel",
+        tp_size=1,
+        ep_size=ranks,
+        use_ep=ranks > 1,
+        dp_size=1,
+        pcp_size=1,
+        sp_size=1,
+        all2all_backend="",
+    )
     config = Configuration(
         "config",
         moe_parallel_config=parallel,
@@ -678,20 +697,20 @@ def choose_kernel(request: dict[str, Any]) -> str:
         hidden_dim_unpadded=4096,
         intermediate_size_per_partition=1024,
         num_experts=256,
-        num_local_experts=256,
+        num_local_experts=256 // ranks,
         experts_per_token=8,
         max_num_tokens=8192,
         num_logical_experts=256,
         swiglu_limit=None,
         tp_size=1,
-        ep_size=1,
+        ep_size=ranks,
         dp_size=1,
     )
     known = keys | {
         "moe_config": config,
         "config": config,
         "moe_parallel_config": parallel,
-        "use_ep": False,
+        "use_ep": ranks > 1,
         "use_dp": False,
         "block_quant": request["dtype"] == "fp8-block",
         "with_lora_support": False,
@@ -710,11 +729,45 @@ def choose_kernel(request: dict[str, Any]) -> str:
     return chosen.name
 
 
+def choose_attention_backend(request: dict[str, Any]) -> str:
+    """What FlashInfer's own choice gives for the prefill wrappers' backend='auto', without a custom mask."""
+    files = Files({})
+    stubs = namespace(request, files)
+    major, minor = request["compute_capability"]
+    dtypes = Names("torch")
+    # Releases with FA3 kernels are built for CUDA 12.3 or newer, and torch has come with 12.8 since 2.7.
+    dtypes.__dict__.update(cuda=stubs["torch"].cuda, version=Stub("torch.version", cuda="12.8", hip=None))
+    stubs.update(
+        torch=dtypes,
+        get_compute_capability=lambda *a: (major, minor),
+        version_at_least=lambda a, b: [int(x) for x in a.split(".")] >= [int(x) for x in b.split(".")],
+    )
+    scope = World({request["file"]: request["source"]}, stubs, files).scope(request["file"])
+    entry = request["attention_backend"]
+    if entry not in scope.nodes:
+        raise Refused(f"the source has no function {entry}")
+    rule = scope[entry]
+    code = getattr(rule, "__wrapped__", rule).__code__
+    dtype = getattr(dtypes, request["dtype"])
+    head_dims = dict(zip(("head_dim_qk", "head_dim_vo"), request["head_dims"], strict=True))
+    accepted = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    device = Stub("device", type="cuda", index=0)
+    no_encoding = scope["PosEncodingMode"].NONE.value
+    chosen = rule(
+        device, no_encoding, False, False, dtype, dtype, **{n: d for n, d in head_dims.items() if n in accepted}
+    )
+    if not isinstance(chosen, str):
+        raise Refused(f"{entry} returned {chosen!r}, not the name of a backend")
+    return chosen
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """The answer to one question: its runs or its kernel, or why it is unknown."""
     try:
         if "sources" in request:
             return {"kernel": choose_kernel(request)}
+        if "attention_backend" in request:
+            return {"kernel": choose_attention_backend(request)}
         return {"runs": evaluate(request)}
     except RecursionError:
         return {"unknown": "the rule recurses without end"}

@@ -52,6 +52,7 @@ class Entry(_Strict):
     packed: bool = False
     artifact_file: str
     artifact_sha256: str
+    parameters: tuple[tuple[Whole, Whole, str], ...] = ()
     warnings: dict[str, tuple[str, ...]] = {}
 
 
@@ -97,6 +98,7 @@ def lookup(
                 "shipped table",
                 e.packed,
                 e.warnings.get(device_name, ()),
+                e.parameters,
             )
     raise RuleUnknown(f"the shipped table holds no map of {framework} {release} for {device_name}, {shape}")
 
@@ -108,7 +110,7 @@ def table_text(maps: list[tuple[Granularity, dict[str, int]]]) -> str:
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for g, shape in maps:
         fixed = tuple(sorted((n, v) for n, v in shape.items() if n != "top_k"))
-        key = (g.framework, g.release, g.module, g.dtype, fixed, g.ranges, g.artifact_sha256)
+        key = (g.framework, g.release, g.module, g.dtype, fixed, g.ranges, g.kernel, g.parameters, g.artifact_sha256)
         entry = merged.setdefault(
             key,
             {"granularity": g, "shape": dict(fixed), "top_k": set(), "devices": set(), "warnings": {}},
@@ -119,7 +121,7 @@ def table_text(maps: list[tuple[Granularity, dict[str, int]]]) -> str:
         if g.warnings:
             entry["warnings"][g.device_name] = list(g.warnings)
     rows = []
-    for key in sorted(merged, key=lambda k: (k[:5], str(k[5]))):
+    for key in sorted(merged, key=lambda k: (k[:5], str(k[5:]))):
         entry = merged[key]
         g = entry["granularity"]
         row = {
@@ -136,6 +138,8 @@ def table_text(maps: list[tuple[Granularity, dict[str, int]]]) -> str:
             "artifact_file": g.artifact_file,
             "artifact_sha256": g.artifact_sha256,
         }
+        if g.parameters:
+            row["parameters"] = [list(p) for p in g.parameters]
         if entry["warnings"]:
             row["warnings"] = dict(sorted(entry["warnings"].items()))
         rows.append(row)

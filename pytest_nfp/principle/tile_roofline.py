@@ -54,6 +54,10 @@ class Work:
     bytes_once: float
     bytes_again: float = 0.0
 
+    def share(self, ranks: int) -> Work:
+        """One rank's part of work that is spread evenly."""
+        return Work(self.flops / ranks, self.bytes_once / ranks, self.bytes_again / ranks)
+
     def latency_us(self, c: Calibration) -> float:
         """Microseconds of this work without the fixed cost."""
         compute = self.flops / c.flops

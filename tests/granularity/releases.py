@@ -116,6 +116,12 @@ def wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> Path:
     return path
 
 
+def variant(tile: int, **parameters: int) -> str:
+    """The rule with one tile throughout, and other parameters beside it."""
+    config = {"BLOCK_SIZE_M": tile} | parameters
+    return VLLM_RULE.replace("    for limit, tile in LIMITS:", f"    return {config}\n    for limit, tile in LIMITS:")
+
+
 def vllm(folder: Path, version: str, rule: str = VLLM_RULE, **configs: str) -> Path:
     """A vLLM of our own; configs are tuned files by device name."""
     files = {f"{VLLM_FOLDER}/fused_moe.py": rule}

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_nfp.granularity import DeviceFacts, HeadShape, Query, RuleUnknown, attention, read
+from pytest_nfp.granularity import DeviceFacts, HeadShape, Query, RuleUnknown, attention, changed_ranges, read
+from pytest_nfp.principle import attention_term, attention_work, closed_form
 
 from . import releases
 
@@ -72,8 +73,57 @@ def _get_fwd_config(
 """
 
 
-def flashinfer(folder: Path, text: str, version: str = "99.1") -> None:
-    releases.wheel(folder, "flashinfer_python", version, {"flashinfer/data/include/flashinfer/utils.cuh": text})
+CHOICE = """
+from enum import Enum
+from typing import Optional
+
+
+class PosEncodingMode(Enum):
+    NONE = 0
+    ROPE_LLAMA = 1
+
+
+def get_compute_capability(device):
+    return device.index.reaches.elsewhere
+
+
+def is_fa3_supported(device) -> bool:
+    major, _ = get_compute_capability(device)
+    return major == 9 and version_at_least(torch.version.cuda, "12.3")
+
+
+def determine_attention_backend(
+    device, pos_encoding_mode, use_fp16, use_custom_mask, dtype_q, dtype_kv, *, head_dim_qk: Optional[int] = None
+) -> str:
+    if pos_encoding_mode != PosEncodingMode.NONE.value or use_custom_mask:
+        return "fa2"
+    if dtype_q in (torch.float8_e4m3fn,) or (head_dim_qk or 0) > 256:
+        return "fa2"
+    return "fa3" if is_fa3_supported(device) else "fa2"
+"""
+MLA = """
+template <typename IdType>
+inline cudaError_t MLAPlan(void* buffer, uint32_t batch_size) {
+  int cluster_size;
+  if (avg_packed_qo_len > 64) {
+    cluster_size = 2;  // two blocks in a cluster
+  } else {
+    cluster_size = 1;
+  }
+  const int cta_tile_q = 64;
+  return cudaSuccess;
+}
+"""
+
+
+def flashinfer(folder: Path, text: str, version: str = "99.1", choice: str = CHOICE) -> None:
+    files = {"include/flashinfer/utils.cuh": text, "include/flashinfer/attention/scheduler.cuh": MLA}
+    releases.wheel(
+        folder,
+        "flashinfer_python",
+        version,
+        {f"flashinfer/data/{n}": t for n, t in files.items()} | {"flashinfer/utils.py": choice},
+    )
 
 
 def tiles(
@@ -192,3 +242,95 @@ def test_flash_attn_4_counts_its_stages(tmp_path: Path) -> None:
 def test_real_releases(framework: str, release: str, shape: HeadShape, tiles_expected: list[list[int]]) -> None:
     """From the index, over the years of a framework."""
     assert read(Query(framework, release, H20, shape)).tiles() == tiles_expected
+
+
+@pytest.mark.parametrize(
+    ("device", "shape", "dtype", "kernel"),
+    [
+        (H20, GQA, "bf16", "fa3"),
+        (H20, GQA, "fp8", "fa2"),
+        (H20, HeadShape(16, 4, 512), "bf16", "fa2"),
+        (L40S, GQA, "bf16", "fa2"),
+    ],
+)
+def test_flashinfers_own_choice_names_the_kernel(
+    tmp_path: Path, device: DeviceFacts, shape: HeadShape, dtype: str, kernel: str
+) -> None:
+    """backend='auto' by device, dtype and head dimension; where it is not FA2 the tiles are said to be another's."""
+    flashinfer(tmp_path, NEW)
+    g = read(Query("flashinfer-python", "99.1", device, shape, dtype), tmp_path)
+    assert g.kernel == kernel
+    assert any("backend='auto' gives fa3" in w for w in g.warnings) == (kernel == "fa3")
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ("x = 1\n", "the source has no function determine_attention_backend"),
+        (CHOICE.replace('"fa3" if', '"fa3" if elsewhere() and'), "calls elsewhere, for which there is no stub"),
+        (CHOICE.replace('return "fa3" if', "return 3 if"), "returned 3, not the name of a backend"),
+    ],
+)
+def test_a_choice_that_can_not_be_evaluated_is_unknown(tmp_path: Path, choice: str, reason: str) -> None:
+    """The tiles of FA2 stand, and the kernel is not guessed."""
+    flashinfer(tmp_path, NEW, choice=choice)
+    g = read(Query("flashinfer-python", "99.1", H20, GQA), tmp_path)
+    assert g.kernel == "unknown"
+    assert reason in g.kernel_reason
+    assert g.tile(1) == 16
+
+
+def test_mla_rows_share_a_tile_of_64_however_few_they_are(tmp_path: Path) -> None:
+    """Eight heads of a rank at one position are 8 rows of 64: eight positions fill the tile, and the ninth takes two blocks."""
+    flashinfer(tmp_path, NEW)
+    mla = HeadShape(8, 1, 576, 512)
+    g = read(Query("flashinfer-python", "99.1", H20, mla), tmp_path)
+    assert (g.packed, g.kernel) == (True, "mla")
+    assert g.tiles() == [[1, 64, 64], [65, 4096, 128]]
+    assert attention_term(g.tile(mla.group), mla.group) == 8
+    one, eight = (attention_work(n, 1, 4096, 8, 1, 576, 2.0, g.tile, True).flops for n in (1, 8))
+    assert one == eight
+
+
+OLD_MLA_TILE = TILE_SIZE.replace(
+    "if (headdim <= 96)", "if (headdim_v == 512) { return {128, 80, false, true}; } else if (headdim <= 96)"
+)
+NEW_MLA_TILE = OLD_MLA_TILE.replace("{128, 80,", "{64, 64,")
+
+
+def test_a_change_of_the_mla_tile_between_two_source_trees_is_found(tmp_path: Path) -> None:
+    """kBlockM 128 to 64 where values are 512 wide; another value width keeps its tile, and the recorded table agrees with the newer tree."""
+    mla = HeadShape(8, 1, 64, 512)
+    found = []
+    for name, text in (("old", OLD_MLA_TILE), ("new", NEW_MLA_TILE)):
+        (tmp_path / name / "hopper").mkdir(parents=True)
+        (tmp_path / name / "hopper" / "tile_size.h").write_text(text)
+        found.append(
+            [read(Query("flash-attn-3", "0", H20, s), source=tmp_path / name) for s in (mla, HeadShape(8, 1, 64))]
+        )
+    (old, plain), (new, plain_too) = found
+    assert changed_ranges(old.tiles(), new.tiles()) == [(1, 4096, 128, 64)]
+    assert plain.tiles() == plain_too.tiles() == [[1, 4096, 192]]
+    assert read(Query("flash-attn-3", "0", H20, mla)).tiles() == new.tiles()
+
+
+def test_free_attention_is_not_claimed_for_the_model() -> None:
+    """Eight positions that are free in MLA say nothing of a model whose experts leave at two."""
+    assert closed_form(attention=attention_term(64, 8), moe=2).n_max == 2
+
+
+def test_flash_attn_2_has_no_values_of_another_width(tmp_path: Path) -> None:
+    """Unknown, with the reason."""
+    releases.sdist(tmp_path, "flash_attn", "99.1", {"csrc/flash_attn/src/flash_fwd_launch_template.h": "// nothing"})
+    with pytest.raises(RuleUnknown, match="values of the keys' width alone"):
+        read(Query("flash-attn", "99.1", H20, HeadShape(8, 1, 64, 512)), tmp_path)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("release", ["0.2.5", "0.5.3", "0.6.10", "0.7.4"])
+def test_the_choice_and_the_mla_plan_of_real_releases(release: str) -> None:
+    """FA3 on Hopper, FA2 elsewhere; 64 rows a block, two blocks past 64 packed rows."""
+    for device, kernel in ((H20, "fa3"), (L40S, "fa2")):
+        assert read(Query("flashinfer-python", release, device, GQA)).kernel == kernel
+    mla = read(Query("flashinfer-python", release, H20, HeadShape(16, 1, 576, 512)))
+    assert mla.tiles() == [[1, 64, 64], [65, 4096, 128]]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_nfp.granularity import evaluator, fused_moe
+from pytest_nfp import catalog
+from pytest_nfp.cases import Backend, expand
+from pytest_nfp.granularity import evaluator, fused_moe, query_of, shape_of
 from pytest_nfp.granularity.maps import Granularity, RuleUnknown
 from pytest_nfp.granularity.query import DeviceFacts, ExpertShape, Query
 
@@ -143,3 +146,22 @@ def test_a_release_without_the_rule_says_so(tmp_path: Path) -> None:
     releases.vllm(tmp_path, "99.1", "x = 1\n")
     with pytest.raises(RuleUnknown, match="has no function try_get_optimal_moe_config"):
         read(tmp_path)
+
+
+def test_models_that_share_a_tuned_file_keep_keys_of_their_own() -> None:
+    """A file's name leaves K out: the same file serves two hidden widths, and the rule is asked about each."""
+    case = next(expand("h20", Backend("vllm", "99.1"), "moe", catalog.model("llada-2.1-mini")))
+    wider = replace(case, subject=case.subject.model_copy(update={"hidden": 2 * case.subject.hidden}))
+    assert query_of(case) != query_of(wider)
+    assert shape_of(case) != shape_of(wider)
+
+
+def test_what_a_configuration_sets_beside_the_tile_is_kept(tmp_path: Path) -> None:
+    """In ranges of its own: the ranges of tiles stay merged."""
+    rule = releases.VLLM_RULE.replace(
+        'return {"BLOCK_SIZE_M": tile}', 'return {"BLOCK_SIZE_M": tile, "num_warps": 4 if M <= 8 else 8}'
+    )
+    releases.vllm(tmp_path, "99.1", rule)
+    g = read(tmp_path)
+    assert [(r.first, r.last, r.tile) for r in g.ranges][:2] == [(1, 32, 16), (33, 96, 32)]
+    assert g.parameters[:2] == ((1, 8, "num_warps=4"), (9, 96, "num_warps=8"))

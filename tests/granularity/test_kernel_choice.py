@@ -87,18 +87,22 @@ class TritonExperts(mk.Experts):
 ENVS = "VLLM_PREFER_TRITON: bool = False\nenvironment_variables = {}\n"
 
 
-def release(folder: Path, version: str, requires: str = "flashinfer-python==1.0", oracle: str = ORACLE) -> Path:
-    base = "vllm/model_executor/layers/fused_moe"
-    files = {
-        f"{base}/fused_moe.py": releases.VLLM_RULE,
-        f"{base}/oracle/unquantized.py": oracle,
-        f"{base}/modular_kernel.py": KERNELS,
-        f"{base}/experts/__init__.py": EXPERTS,
-        f"{base}/layer.py": "",
-        "vllm/envs.py": ENVS,
-        "PKG-INFO": f"Name: vllm\nRequires-Dist: {requires}\n",
-    }
-    releases.sdist(folder, "vllm", version, files)
+BASE = "vllm/model_executor/layers/fused_moe"
+RELEASED = {
+    f"{BASE}/fused_moe.py": releases.VLLM_RULE,
+    f"{BASE}/oracle/unquantized.py": ORACLE,
+    f"{BASE}/modular_kernel.py": KERNELS,
+    f"{BASE}/experts/__init__.py": EXPERTS,
+    f"{BASE}/layer.py": "",
+    "vllm/envs.py": ENVS,
+    "PKG-INFO": "Name: vllm\nRequires-Dist: flashinfer-python==1.0\n",
+}
+
+
+def release(folder: Path, version: str, **changed: str) -> Path:
+    """A release with another oracle, requirements (pkg_info) or a Marlin kernel."""
+    names = {"oracle": f"{BASE}/oracle/unquantized.py", "pkg_info": "PKG-INFO", "marlin": f"{BASE}/marlin_moe.py"}
+    releases.sdist(folder, "vllm", version, RELEASED | {names[n]: text for n, text in changed.items()})
     return folder
 
 
@@ -116,7 +120,7 @@ def test_an_order_asks_its_kernel_classes_over_several_modules(tmp_path: Path) -
 
 def test_a_requirement_decides_whether_flashinfer_is_there(tmp_path: Path) -> None:
     """An extra is no requirement."""
-    release(tmp_path, "99.2", 'flashinfer-python==1.0; extra == "fi"')
+    release(tmp_path, "99.2", pkg_info='Name: vllm\nRequires-Dist: flashinfer-python==1.0; extra == "fi"\n')
     name, reason = kernel(tmp_path, "99.2")
     assert name == "triton"
     assert "without FlashInfer" in reason
@@ -173,6 +177,31 @@ def test_the_order_of_real_releases(version: str) -> None:
     )
     assert found == TABLE[version]
     assert kernel_choice.kernel_choice(Query("vllm", version, A100, SHAPE, "fp8"))[0] == "marlin"
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    ("version", "fp8_block"), [("0.11.2", "deepgemm if installed, else triton"), ("0.33.0", "flashinfer-cutlass")]
+)
+def test_expert_parallelism_has_an_order_of_its_own(version: str, fp8_block: str) -> None:
+    """Block FP8 on Hopper leaves Triton under expert parallelism from 0.17 on; BF16 stays."""
+    ranks = ExpertShape(32, 512, 2048, 8, expert_parallel=8)
+    found = [kernel_choice.kernel_choice(Query("vllm", version, H20, ranks, dtype)) for dtype in ("bf16", "fp8-block")]
+    assert [name for name, _ in found] == ["triton", fp8_block]
+    assert "expert parallelism over 8 ranks" in found[1][1]
+
+
+def test_marlins_rule_is_asked_about_the_local_experts(tmp_path: Path) -> None:
+    """Expert parallelism 8 leaves a rank 32 of 256 experts: 64 rows come eight times as early, from a rule, not a missing file."""
+    marlin = "def moe(M, topk, E):\n    for block_size_m in [8, 64]:\n        if M * topk / E / block_size_m < 0.9:\n            break\n"
+    release(tmp_path, "99.5", oracle=ORACLE.replace("FAST", "MARLIN"), marlin=marlin)
+    whole, ranks = (
+        read(Query("vllm", "99.5", H20, shape), tmp_path) for shape in (SHAPE, ExpertShape(32, 512, 2048, 8, 8))
+    )
+    assert whole.kernel == ranks.kernel == "marlin"
+    assert (whole.edges(), ranks.edges()) == ([230], [28])
+    assert not ranks.warnings
+    assert {r.source for r in ranks.ranges} == {"marlin's size rule"}
 
 
 @pytest.mark.network

@@ -25,10 +25,11 @@ for q in json.load(sys.stdin):
     E, N, K, k = q["shape"]
     block = [128, 128] if q["dtype"] == "fp8-block" else None
     dtype = None if q["dtype"] == "bf16" else "fp8_w8a8"
-    out.append([
-        m.try_get_optimal_moe_config((E, 2 * N, K), (E, K, N), k, dtype, M, block_shape=block)["BLOCK_SIZE_M"]
-        for M in range(1, 4097)
-    ])
+    configs = [
+        m.try_get_optimal_moe_config((E, 2 * N, K), (E, K, N), k, dtype, M, block_shape=block) for M in range(1, 4097)
+    ]
+    others = [" ".join(f"{n}={v}" for n, v in sorted(c.items()) if n != "BLOCK_SIZE_M") for c in configs]
+    out.append([[c["BLOCK_SIZE_M"] for c in configs], others])
 print("LIVE" + json.dumps(out))
 """
 
@@ -45,7 +46,7 @@ def live_python() -> tuple[str, str]:
 @pytest.mark.vllm
 @pytest.mark.network
 def test_every_count_of_every_catalog_shape_is_what_vllm_says(tmp_path: Path) -> None:
-    """M = 1..4096, three dtypes, the catalog's models and GPUs: equal to the live function, count by count."""
+    """M = 1..4096, three dtypes, the catalog's models and GPUs: tile and other parameters as the live function's."""
     python, release = live_python()
     if not release:
         pytest.skip("vLLM is not installed: name an interpreter that has it in NFP_VLLM_PYTHON")
@@ -77,8 +78,9 @@ def test_every_count_of_every_catalog_shape_is_what_vllm_says(tmp_path: Path) ->
     )
     answers = [line for line in done.stdout.splitlines() if line.startswith("LIVE")]
     assert answers, done.stderr[-2000:]
-    for (_, query), live in zip(queries, json.loads(answers[0][4:]), strict=True):
+    for (_, query), (tiles, others) in zip(queries, json.loads(answers[0][4:]), strict=True):
         g = read(query)
-        assert [g.tile(i) for i in range(1, 4097)] == live, f"{query.device.name} {query.shape} {query.dtype}"
+        assert [g.tile(i) for i in range(1, 4097)] == tiles, f"{query.device.name} {query.shape} {query.dtype}"
+        assert [text for first, last, text in g.parameters for _ in range(first, last + 1)] == others
     assert len(queries) > 200
     assert metadata.version("pytest-nfp")

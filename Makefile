@@ -49,6 +49,7 @@ bench: .venv/.dev
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/collection.py
 	$(BIN)/python benchmarks/granularity.py
+	$(BIN)/python benchmarks/index_transfer.py >/dev/null
 
 clean:
 	rm -rf .venv .venv-vllm

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,6 +34,8 @@ MAX_MEMBER_BYTES = 8 * 2**20
 """A rule or a tuned file is small; a larger member is not read."""
 
 TIMEOUT_S = 60
+DAMAGED = (OSError, EOFError, ValueError, NotImplementedError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
+"""What reading a damaged archive raises: broken headers, lengths, checksums, texts, unheard-of compressions."""
 
 
 @dataclass(frozen=True)
@@ -234,8 +237,13 @@ class _Remote:
 
     def read(self, name: str) -> str:
         self._open()
+        from remotezip import RemoteZipError
+
         assert self._reader is not None
-        return self._reader(name)
+        try:
+            return self._reader(name)
+        except RemoteZipError as error:
+            raise RuleUnknown(f"reading {name} from the package index failed: {error}") from error
 
     def _open(self) -> None:
         if self._reader is not None:
@@ -255,7 +263,7 @@ class _Remote:
                     raise RuleUnknown("the download does not have the sha256 that the index gives")
                 with tarfile.open(fileobj=io.BytesIO(response.content)) as tar:
                     self._names, self._reader = _tar_members(tar, self._wanted)
-        except (requests.RequestException, RemoteZipError, OSError, tarfile.TarError, zipfile.BadZipFile) as error:
+        except (RemoteZipError, *DAMAGED) as error:  # requests' own errors are OSError's
             raise RuleUnknown(f"reading it from the package index failed: {error}") from error
 
 
@@ -346,7 +354,7 @@ def _archive_members(path: Path, wanted: re.Pattern[str]) -> tuple[frozenset[str
             return _zip_members(zipfile.ZipFile(path), wanted)
         with tarfile.open(path) as tar:
             return _tar_members(tar, wanted)
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise RuleUnknown(f"{path.name} can't be read: {error}") from error
 
 
@@ -358,7 +366,7 @@ def _zip_members(archive: zipfile.ZipFile, wanted: re.Pattern[str]) -> tuple[fro
             raise RuleUnknown(f"{name} has {sizes[name]} bytes, more than a rule or a tuned file can have")
         try:
             return archive.read(name).decode()
-        except (zipfile.BadZipFile, EOFError, UnicodeDecodeError, OSError) as error:
+        except DAMAGED as error:
             raise RuleUnknown(f"{name} can't be read: {error}") from error
 
     return frozenset(n for n in sizes if wanted.search(n)), read

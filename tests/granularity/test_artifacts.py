@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_nfp.granularity import artifacts
 from pytest_nfp.granularity.maps import RuleUnknown
@@ -40,6 +44,24 @@ def test_a_truncated_archive_is_a_reason(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(RuleUnknown, match=r"vllm-99.1.tar.gz can't be read"):
         artifacts.open_release("vllm", "99.1", WANTED, tmp_path)
+
+
+@pytest.mark.parametrize("make", [releases.sdist, releases.wheel])
+@given(data=st.data())
+def test_a_damaged_archive_is_a_reason_or_reads_as_it_is(
+    tmp_path_factory: pytest.TempPathFactory, make: Any, data: st.DataObject
+) -> None:
+    """Cut short or with bytes turned anywhere: never another error than unknown."""
+    folder = tmp_path_factory.mktemp("damaged")
+    path = make(folder, "vllm", "99.1", {"vllm/a.py": "x = 1\n" * 200, "vllm/b.py": "y = 2\n"})
+    whole = bytearray(path.read_bytes())
+    for at, value in data.draw(st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255)), max_size=4)):
+        whole[at] = value
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    with contextlib.suppress(RuleUnknown):
+        a = artifacts.open_release("vllm", "99.1", WANTED, folder)
+        for name in a.names:
+            a.read(name)
 
 
 def test_members_that_lead_outside_are_left_out(tmp_path: Path) -> None:

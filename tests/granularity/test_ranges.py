@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_nfp.granularity import artifacts
+from pytest_nfp.granularity.maps import RuleUnknown
 from pytest_nfp.granularity.ranges import READ_AHEAD_BYTES, open_zip
 
 
@@ -19,6 +22,7 @@ class Server:
 
     def __init__(self, data: bytes) -> None:
         self.requests = self.sent = 0
+        self.broken = False
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -30,6 +34,9 @@ class Server:
                 end = min(len(data) - 1, int(last)) if first and last else len(data) - 1
                 part = data[start : end + 1]
                 outer.requests += 1
+                if outer.broken:
+                    self.send_error(503)
+                    return
                 outer.sent += len(part)
                 self.send_response(206)
                 self.send_header("Content-Range", f"bytes {start}-{end}/{len(data)}")
@@ -84,3 +91,12 @@ def test_a_file_larger_than_what_is_read_ahead_is_whole(server: Server) -> None:
     with open_zip(server.url, 10) as archive:
         assert len(archive.read("vllm/other.so")) == 3_000_000
         assert archive.testzip() is None
+
+
+def test_a_server_that_fails_in_the_middle_makes_the_rule_unknown(server: Server) -> None:
+    """The reason names the file; nothing else is raised."""
+    remote = artifacts._Remote(server.url, "a.whl", "0" * 64, re.compile("part"))
+    assert len(remote.names()) == len(FILES)
+    server.broken = True
+    with pytest.raises(RuleUnknown, match=r"part000\.py from the package index failed"):
+        remote.read("vllm/fused_moe/part000.py")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,7 +50,11 @@ class PredictedTerms(_Strict):
 
 
 class Measured(_Strict):
-    """A boundary that was measured or recorded, and whether the prediction describes it (`because`: why not)."""
+    """A boundary that was measured or recorded, and whether the prediction describes it (`because`: why not).
+
+    timer: the clock of a measured one. runs: [N_max, T(N0)] of each run that was made for it: a machine with several
+    states shows in their spread.
+    """
 
     kind: Literal["measured", "recorded"]
     n_max: Whole
@@ -60,6 +64,8 @@ class Measured(_Strict):
     because: str | None = None
     source: str
     kernel: str
+    timer: str = ""
+    runs: list[tuple[Whole, Annotated[float, Field(gt=0)]]] = []
     curve: list[tuple[Whole, Annotated[float, Field(gt=0)]]]
 
 
@@ -136,8 +142,10 @@ def tiles_of(granularity: Granularity) -> Tiles:
     )
 
 
-def measured_of(curve: Curve, boundary: Boundary, agrees: bool, because: str) -> Measured:
-    """A boundary as it is stored: latencies to a hundredth of a microsecond."""
+def measured_of(
+    curve: Curve, boundary: Boundary, agrees: bool, because: str, runs: Sequence[tuple[int, float]] = ()
+) -> Measured:
+    """A boundary as it is stored: latencies to a hundredth of a microsecond. runs: (N_max, T(N0)) of every run."""
     return Measured(
         kind="recorded" if curve.kind == "recorded" else "measured",
         n_max=boundary.n_max,
@@ -147,6 +155,8 @@ def measured_of(curve: Curve, boundary: Boundary, agrees: bool, because: str) ->
         because=None if agrees else because,
         source=curve.source,
         kernel=curve.kernel,
+        timer=curve.timer,
+        runs=[(n, round(t, 2)) for n, t in runs],
         curve=[(p.positions, round(p.latency_us, 2)) for p in curve.points],
     )
 
@@ -188,8 +198,10 @@ def new_file(gpu: str, backend: Backend, subject: str) -> BaselineFile:
 
 def _without_nothing(case: dict[str, Any]) -> dict[str, Any]:
     measured = case["measured"]
-    if measured is not None and measured["because"] is None:
-        del measured["because"]
+    if measured is not None:
+        for name in ("because", "timer", "runs"):
+            if not measured[name]:
+                del measured[name]
     return case
 
 

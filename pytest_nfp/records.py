@@ -60,6 +60,11 @@ class CaseRecord(_Strict):
     kernel: str | None = None
     counts: dict[str, Any] = {}
     trust: dict[str, Any] = {}
+    timer: str = ""
+    kernels: dict[Whole, str] = {}
+    modes: dict[Whole, str] = {}
+    plateaus: list[tuple[Whole, Whole, float]] = []
+    samples: dict[Whole, list[float]] = {}
 
 
 class Record(_Strict):

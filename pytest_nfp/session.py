@@ -17,10 +17,11 @@ from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.devices import Device, detect, find_device
 from pytest_nfp.files import FileError
 from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, check_release, granularity_of
-from pytest_nfp.measure import PROTOCOLS, Curve, sweep
+from pytest_nfp.measure import PROTOCOLS, Curve, sweep, trust
 from pytest_nfp.measure.sweep import Interrupted
 from pytest_nfp.predict import Figures, Predicted, datasheet, edge_positions, gemm_shapes, predict_case
-from pytest_nfp.principle import Boundary, ClosedForm, Point, find_boundary, sensitivity
+from pytest_nfp.principle import Boundary, ClosedForm, sensitivity
+from pytest_nfp.principle.plateaus import plateaus
 from pytest_nfp.records import CaseRecord, Question, Record, TestResult
 from pytest_nfp.settings import Settings
 from pytest_nfp.verdict import (
@@ -37,6 +38,10 @@ from pytest_nfp.verdict import (
 
 GRID = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 """The positions measured by default; the map's edges inside the range, edge and edge + 1, come on top."""
+BASELINE_RUNS = 3
+"""Runs behind a measured baseline: their spread tells a machine with several states."""
+RESTING = 0.1
+"""Share of the time that a device is kept busy where its clock fell under load."""
 LONG_CURVE = 192
 """Up to where an attention curve is measured on a CPU: past the first tile switch of its kernel."""
 
@@ -185,7 +190,7 @@ class Session:
     def device(self, gpu: str) -> tuple[Device | None, str]:
         """The device, or None with the one reason."""
         if gpu not in self._devices:
-            self._devices[gpu] = find_device(gpu)
+            self._devices[gpu] = find_device(gpu, self.settings.timer)
         return self._devices[gpu]
 
     def granularity(self, case: Case) -> Granularity:
@@ -310,7 +315,7 @@ class Session:
     ) -> None:
         self.partial = True
         verdict = Verdict("UNDECIDED", ("interrupted while it was measured",))
-        boundary = _boundary(interrupted.curve, self.settings.tolerance)
+        boundary = interrupted.curve.boundary(self.settings.tolerance)
         self._note(case, "boundary", verdict, predicted, granularity, interrupted.curve, boundary)
 
     def _judge(
@@ -321,7 +326,7 @@ class Session:
         figures: Figures | None,
         granularity: Granularity | None,
     ) -> Verdict:
-        boundary = _boundary(curve, self.settings.tolerance)
+        boundary = curve.boundary(self.settings.tolerance)
         if boundary is None:
             verdict = Verdict("INVALID" if curve.invalid else "UNDECIDED", curve.invalid or ("no point was measured",))
             return self._note(case, "boundary", verdict, predicted, granularity, curve)
@@ -345,8 +350,9 @@ class Session:
                 agrees = agreement(case, curve, boundary, n, n, self.settings.match_tolerance) == "agrees"
                 cause = figures.cause if figures is not None else ""
                 because = cause or explain(case, curve, boundary, n, granularity)
+            runs = self._runs(case, granularity, curve, boundary)
             entry = self._update_case(case)
-            entry.measured = baselines.measured_of(curve, boundary, agrees, because)
+            entry.measured = baselines.measured_of(curve, boundary, agrees, because, runs)
             verdict = Verdict("PASS", ("baseline written" + ("" if agrees else f", prediction deviates: {because}"),))
         return self._note(case, "boundary", verdict, predicted, granularity, curve, boundary)
 
@@ -364,7 +370,7 @@ class Session:
             protocol = PROTOCOLS[self.settings.protocol]
             grid = positions_to_measure(case, granularity)
 
-            def measured() -> Curve:
+            def measured(duty: float = 1.0) -> Curve:
                 return sweep(
                     prepared.forward,
                     grid,
@@ -375,21 +381,43 @@ class Session:
                     self.settings.seed,
                     prepared.kernel,
                     lambda text: self.say(f"{case.key}: {text}"),
+                    prepared.turns,
+                    prepared.bytes_rotated,
+                    duty=duty,
+                    keep_samples=self.settings.samples,
                 )
 
             with device_lock(case.gpu):
                 curve = measured()
-                if curve.invalid and not curve.unsupported:
-                    # Load and drift pass: once more before the case is given up.
+                if curve.invalid and curve.points:
+                    # Load and drift pass, and a clock that fell holds when the device rests: once more, then give up.
                     self.say(f"{case.key}: {curve.invalid[0]}; measured again")
-                    curve = measured()
-            return curve, Verdict("PASS")
+                    curve = measured(RESTING if curve.trust.get("clock_moved") else 1.0)
+            return _claimed(case, curve), Verdict("PASS")
         if mode == "device":
             return None, Verdict("SKIPPED", (absent,))
         try:
             return recordings.recorded_curve(case), Verdict("PASS")
         except recordings.NoRecording as reason:
             return None, Verdict("SKIPPED", (f"{absent}; {reason}" if absent else str(reason),))
+
+    def _runs(
+        self, case: Case, granularity: Granularity | None, curve: Curve, boundary: Boundary
+    ) -> list[tuple[int, float]]:
+        """(N_max, T(N0)) of a measured curve that becomes a baseline, and of further runs with fresh inputs and weights.
+
+        A recorded curve and a user's own forward stand alone.
+        """
+        if curve.kind != "measured" or case.module == "own":
+            return []
+        found = [(boundary.n_max, _base_us(curve))]
+        while len(found) < BASELINE_RUNS:
+            again, _ = self._curve(case, granularity)
+            seen = again.boundary(self.settings.tolerance) if again is not None and not again.invalid else None
+            if again is None or seen is None:
+                break
+            found.append((seen.n_max, _base_us(again)))
+        return found
 
     # A user's own kernel
 
@@ -531,7 +559,10 @@ class Session:
                 if p.ratio_low is not None and p.ratio_high is not None and math.isfinite(p.ratio_high)
             ]
             record.source, record.kernel = curve.source, curve.kernel
-            record.counts, record.trust = curve.counts, curve.trust
+            record.counts, record.trust, record.timer = curve.counts, curve.trust, curve.timer
+            record.kernels, record.modes = curve.kernels, curve.modes
+            record.plateaus = [(p.first, p.last, round(p.latency_us, 2)) for p in plateaus(curve.points)]
+            record.samples = {n: [round(s, 2) for s in samples] for n, samples in curve.samples.items()}
             record.baseline_positions = curve.baseline_positions
             if boundary is not None:
                 record.n_max, record.n_max_interval = boundary.n_max, boundary.n_max_interval
@@ -548,7 +579,7 @@ class Session:
         for gpu in dict.fromkeys(c.gpu for c in self.cases.values()):
             device = self._devices.get(gpu, (None, ""))[0]
             machine: dict[str, Any] = (
-                {} if device is None else {"title": device.title, **device.identity, **device.notes}
+                {} if device is None else {"title": device.title, "identity": device.identity, "recorded": device.notes}
             )
             cases = [c for c in self.cases.values() if c.gpu == gpu]
             if gpu != "cpu" and not any(c.kind == "measured" for c in cases):
@@ -627,11 +658,21 @@ def device_lock(gpu: str) -> Any:
     return FileLock(Path(tempfile.gettempdir()) / f"pytest-nfp-{gpu}.lock")
 
 
-def _boundary(curve: Curve, tolerance: float) -> Boundary | None:
-    points: list[Point] = list(curve.points)
-    if not any(p.positions == curve.baseline_positions for p in points):
-        return None
-    return find_boundary(points, tolerance, curve.baseline_positions)
+def _base_us(curve: Curve) -> float:
+    return next(p.latency_us for p in curve.points if p.positions == curve.baseline_positions)
+
+
+def _claimed(case: Case, curve: Curve) -> Curve:
+    """The curve, invalid where its T does not depend on N, or its kernel streams all experts whatever N is."""
+    moe, top_k = case.subject.moe, case.top_k
+    if reason := trust.does_not_depend(curve.points, curve.baseline_positions):
+        return replace(curve, invalid=(*curve.invalid, reason))
+    if case.module != "moe" or moe is None or top_k is None:
+        return curve
+    idle = 1 - min(1.0, case.batch * top_k / moe.experts)
+    latencies = {p.positions: p.latency_us for p in curve.points}
+    reason = trust.streams_all_experts(latencies, curve.baseline_positions, idle)
+    return replace(curve, invalid=(*curve.invalid, reason)) if reason else curve
 
 
 __all__ = ["FileError", "Session", "UnknownName", "granularity_key", "positions_to_measure"]

@@ -111,6 +111,13 @@ OPTIONS = (
         "where curves come from: auto (device, else recordings), device, recorded, none",
     ),
     Option("protocol", "adaptive", _choice(get_args(Protocol)), "how a curve is measured: adaptive, paper, quick"),
+    Option(
+        "timer",
+        "auto",
+        _choice(("auto", "perf-counter", "cuda-events", "cuda-graph", "cupti")),
+        "clock of a measurement: auto (cuda-events on a GPU), perf-counter, cuda-events, cuda-graph, cupti",
+    ),
+    Option("samples", False, _yes, "keep every sample in the record, for rank tests by nfp compare", flag=True),
     Option("require-device", False, _yes, "a boundary that can't be decided here is an error, not a skip", flag=True),
     Option("require-baseline", False, _yes, "a case without a baseline fails", flag=True),
     Option("baselines", None, Path, "folder of baselines (default: baselines/ of the project, else the shipped ones)"),
@@ -134,6 +141,8 @@ class Settings:
     match_tolerance: float = 0.15
     measure: Measure = "auto"
     protocol: Protocol = "adaptive"
+    timer: str = "auto"
+    samples: bool = False
     require_device: bool = False
     require_baseline: bool = False
     baselines: Path | None = None

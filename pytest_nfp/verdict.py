@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_nfp import catalog
 from pytest_nfp.baselines import CaseBaseline, Measured, Tiles
 from pytest_nfp.cases import Case
 from pytest_nfp.granularity import Granularity, changed_ranges
-from pytest_nfp.measure.calibrate import sweep_step
 from pytest_nfp.measure.curve import Curve
 from pytest_nfp.predict import Figures, Predicted
 from pytest_nfp.principle import Boundary
-from pytest_nfp.principle.agreement import Agreement, compare, match_slack
+from pytest_nfp.principle.agreement import Agreement, compare, match_slack, sweep_step
 
 Outcome = Literal["PASS", "FAIL", "UNDECIDED", "INVALID", "UNSUPPORTED", "SKIPPED"]
+STALE = 1.5
+"""A baseline whose T(N0) is this much longer than now was measured on something else, or before an upgrade."""
 SEVERITY: tuple[Outcome, ...] = ("FAIL", "INVALID", "UNDECIDED", "UNSUPPORTED", "PASS", "SKIPPED")
 
 
@@ -117,7 +118,7 @@ def agreement(
 ) -> Agreement:
     """Hold a boundary to an expected interval within the match tolerance."""
     at = low if high is None else high
-    slack = match_slack(at, sweep_step(curve.points, at), case.granule, match_tolerance)
+    slack = match_slack(at, sweep_step((p.positions for p in curve.points), at), case.granule, match_tolerance)
     return compare(boundary.n_max_interval, low, high, slack, decided=not boundary.undecided)
 
 
@@ -148,12 +149,24 @@ def judge_boundary(
     if not outcomes:
         outcomes = ["UNDECIDED"]
         reasons.append(f"{curve.kind} N_max {interval_in_words(boundary)} is held to nothing")
+    if curve.baseline_positions in curve.unsupported or _capped_by(boundary, curve) is None:
+        pass
+    elif worst(outcomes) in ("PASS", "UNDECIDED") and (stored is None or stored.n_max != boundary.n_max):
+        outcomes.append("UNSUPPORTED")
     if boundary.has_hole:
         reasons.append(
             f"the curve has a hole: it leaves {boundary.n_first_exit} and is back within tolerance up to {boundary.n_max}"
         )
     reasons += [f"N={n} unsupported: {why}" for n, why in curve.unsupported.items()]
     return Verdict(worst(outcomes), tuple(reasons))
+
+
+def _capped_by(boundary: Boundary, curve: Curve) -> int | None:
+    """The refused N that ends the curve's boundary: nothing measured lies between it and N_max."""
+    beyond = [n for n in boundary.refused if n > boundary.n_max]
+    first = min(beyond, default=None)
+    measured = [p.positions for p in curve.points if p.positions > boundary.n_max]
+    return first if first is not None and first < min(measured, default=first + 1) else None
 
 
 def _against_prediction(
@@ -170,6 +183,9 @@ def _against_prediction(
     if predicted is None:
         return None
     predictor, n = held_to(predicted, figures)
+    if _capped_by(boundary, curve) is not None:
+        # Where the kernel refuses to go on, its latency says no more than: at least so far.
+        boundary = replace(boundary, n_max_interval=(boundary.n_max_interval[0], None))
     said = f"{curve.kind} N_max {interval_in_words(boundary)}, {predictor} {n}"
     found = agreement(case, curve, boundary, n, n, match_tolerance)
     if stored is not None and stored.prediction == "deviates":
@@ -194,15 +210,32 @@ def _against_baseline(
     case: Case, curve: Curve, boundary: Boundary, stored: Measured, match_tolerance: float
 ) -> Verdict:
     """The boundary against the stored one, both ways."""
+    if stored.timer and curve.timer and stored.timer != curve.timer:
+        refused = (
+            f"the baseline was measured by {stored.timer}, this curve by {curve.timer}: two timers are not compared"
+            f" (--nfp-timer={stored.timer}, or update the baseline)"
+        )
+        return Verdict("UNDECIDED", (refused,))
     found = agreement(case, curve, boundary, *stored.interval, match_tolerance)
+    was, base = dict(stored.curve), curve.baseline_positions
+    now = {p.positions: p.latency_us for p in curve.points}
+    if len({n for n, _ in stored.runs}) > 1:
+        seen = sorted({n for n, _ in stored.runs})
+        slack = match_slack(
+            seen[-1], sweep_step((p.positions for p in curve.points), seen[-1]), case.granule, match_tolerance
+        )
+        if seen[-1] - seen[0] > slack and seen[0] - slack <= boundary.n_max <= seen[-1] + slack:
+            several = f"the baseline's own runs gave N_max {', '.join(map(str, seen))}: this machine has several states"
+            return Verdict("UNDECIDED", (several,))
     if found == "agrees":
+        if base in was and was[base] > STALE * now[base]:
+            stale = f"warning: T(N0) was {was[base]:.1f} us in the baseline and is {now[base]:.1f} us now: update it"
+            return Verdict("PASS", (stale,))
         return Verdict("PASS")
     if found == "undecided":
         return Verdict("UNDECIDED", ("noise is too large to tell whether N_max is the baseline's",))
     way = "shrank" if boundary.n_max < stored.n_max else "grew"
     reasons = [f"N_max {way} against the baseline: {stored.n_max} to {interval_in_words(boundary)}"]
-    was, base = dict(stored.curve), curve.baseline_positions
-    now = {p.positions: p.latency_us for p in curve.points}
     if way == "shrank" and base in was and now[base] < 0.9 * was[base]:
         reasons.append(f"T(N0) fell from {was[base]:.1f} to {now[base]:.1f} us: a speed-up alone shrinks N_max")
     return Verdict("FAIL", tuple(reasons))
@@ -221,6 +254,8 @@ def explain(case: Case, curve: Curve, boundary: Boundary, predicted: int, granul
     points = {p.positions: p.latency_us for p in curve.points}
     base = points[curve.baseline_positions]
     n_max = boundary.n_max
+    if switch := kernel_switch(curve, n_max):
+        return switch
     if granularity is not None and case.module == "moe" and curve.kind == "recorded" and not _is_triton(curve.kernel):
         return f"What ran is {curve.kernel}; the tile rule describes the Triton path."
     if n_max > predicted:
@@ -248,6 +283,14 @@ def explain(case: Case, curve: Curve, boundary: Boundary, predicted: int, granul
             f" bytes, {curve.kind} are {points[after]:.1f} us, so the kernel leaves its roofline before the balance point."
         )
     return f"{what}, before the predicted boundary."
+
+
+def kernel_switch(curve: Curve, n_max: int) -> str:
+    """The change of kernel by which the curve leaves the tolerance; empty where the same kernel runs on, or none is known."""
+    after = min((n for n in curve.kernels if n > n_max), default=None)
+    if after is None or n_max not in curve.kernels or curve.kernels[after] == curve.kernels[n_max]:
+        return ""
+    return f"The kernel changes at N={after}: {curve.kernels[n_max]} to {curve.kernels[after]}."
 
 
 def _is_triton(kernel: str) -> bool:

@@ -26,19 +26,20 @@ def test_it(nfp, case):
 FAKE_DEVICE = """
 import pytest
 from pytest_nfp import session
-from tests.measure.fakes import FakeDevice, staircase
+from pytest_nfp.testing import Noise, Simulated, staircase
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch):
-    device = FakeDevice(0.01).device()
-    monkeypatch.setattr(session, "find_device", lambda gpu: (device, ""))
+    machine = Simulated(staircase(), Noise(0.01))
+    device = machine.device()
+    monkeypatch.setattr(session, "find_device", lambda gpu, timer: (device, ""))
 """
 
 OWN_KERNEL = """
-from tests.measure.fakes import staircase
+from pytest_nfp.testing import staircase
 
 def test_my_attention(nfp):
-    curve = nfp.sweep(lambda positions: staircase(64)(positions))
+    curve = nfp.sweep(lambda positions: lambda: staircase(64)(positions))
     nfp.check(curve, granularity={granularity})
 """
 
@@ -276,10 +277,10 @@ def test_ctrl_c_keeps_what_was_measured_in_a_partial_record(pytester: Pytester) 
     pytester.makeconftest(FAKE_DEVICE)
     pytester.makepyfile(
         """
-        from tests.measure.fakes import staircase
+        from pytest_nfp.testing import staircase
 
         def test_one(nfp):
-            nfp.check(nfp.sweep(lambda n: staircase(64)(n)), granularity=64)
+            nfp.check(nfp.sweep(lambda n: lambda: staircase(64)(n)), granularity=64)
 
         def test_two(nfp):
             calls = iter(range(10**9))

@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from pytest_nfp.devices import Forward
+
 if TYPE_CHECKING:
     from pytest_nfp.cases import Case
-
-Forward = Callable[[], object]
-"""One forward at a fixed N, with nothing allocated on the host but what the operator itself allocates."""
 
 _MODULES = {
     ("torch", "dense"): "pytest_nfp.backends.torch_dense",
     ("torch", "moe"): "pytest_nfp.backends.torch_moe",
     ("torch", "attention"): "pytest_nfp.backends.torch_attention",
 }
+
+
+__all__ = ["Forward", "Prepared", "Unsupported", "banks_needed", "prepare"]
 
 
 class Unsupported(Exception):
@@ -33,13 +35,15 @@ class Prepared:
     """A case ready to run: `forward(N)` builds the callable that is timed.
 
     bytes_per_forward: weights or KV that one forward reads (at N0); bytes_rotated: what is read before a byte is read
-    again, to be held against the cache size. kernel: the operator by name.
+    again, to be held against the cache size. kernel: the operator by name. turns: forwards after which the banks begin
+    again.
     """
 
     forward: Callable[[int], Forward]
     bytes_per_forward: int
     bytes_rotated: int
     kernel: str
+    turns: int
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:

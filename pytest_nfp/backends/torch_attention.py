@@ -41,4 +41,4 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
 
         return run
 
-    return Prepared(forward, bank_bytes, bank_bytes * count, "torch.scaled_dot_product_attention")
+    return Prepared(forward, bank_bytes, bank_bytes * count, "torch.scaled_dot_product_attention", count)

@@ -49,4 +49,4 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
 
         return run
 
-    return Prepared(forward, bank_bytes, bank_bytes * count, f"torch.{case.kernel}")
+    return Prepared(forward, bank_bytes, bank_bytes * count, f"torch.{case.kernel}", count)

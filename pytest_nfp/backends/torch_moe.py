@@ -63,4 +63,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         return run
 
     active = top_k if case.routing == "skewed" else moe.experts
-    return Prepared(forward, active * expert_bytes, count * moe.experts * expert_bytes, "torch.grouped_mm")
+    # At most one turn for each expert that a forward may begin with.
+    return Prepared(
+        forward, active * expert_bytes, count * moe.experts * expert_bytes, "torch.grouped_mm", count * moe.experts
+    )

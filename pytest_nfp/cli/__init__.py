@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pytest_nfp.catalog import UnknownName
-from pytest_nfp.cli import granularity, predict, upgrade
+from pytest_nfp.cli import granularity, judge, predict, upgrade
 from pytest_nfp.files import FileError
 from pytest_nfp.granularity import RuleUnknown
 
@@ -15,13 +15,13 @@ EXIT_BAD_INPUT = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Exit code: 0 done, 1 what was asked about changed, 2 bad input or a rule that is unknown."""
+    """Run a command. Exit code: 0 done, 1 what was asked about changed or fails, 2 bad input, 3 undecided."""
     parser = argparse.ArgumentParser(
         prog="nfp",
         description="Near-free parallelism: how many decode positions one forward can process nearly for free.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (predict, granularity, upgrade):
+    for command in (predict, granularity, upgrade, judge):
         command.add(commands)
     given = parser.parse_args(arguments)
     try:

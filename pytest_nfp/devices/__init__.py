@@ -2,40 +2,77 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_nfp import catalog
 
+Forward = Callable[[], object]
+TIMERS = ("auto", "perf-counter", "cuda-events", "cuda-graph", "cupti")
+"""auto: perf-counter on a CPU, cuda-events on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a device says of itself at one moment; a figure that it does not give is None or empty.
+
+    wall_s, busy_s, own_s: seconds on the clock, of all processes on the processors, of this process. clock_mhz: what it
+    runs at. limits: why it runs slower than it could, such as "power cap". others: processes that use it beside this one.
+    threads: what the framework computes with.
+    """
+
+    wall_s: float = 0.0
+    busy_s: float = 0.0
+    own_s: float = 0.0
+    clock_mhz: float | None = None
+    limits: tuple[str, ...] = ()
+    others: tuple[int, ...] = ()
+    threads: int | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """A device at hand.
 
-    gpu: its catalog name, or cpu. identity: what decides the kernels and the speed, compared between runs. time_us: runs
-    a forward once and returns its latency in microseconds. cache_bytes: last-level cache. busy: a reading of other
-    processes' use, as a function from a past reading to the share in between. versions: of the libraries that matter.
+    gpu: its catalog name, or cpu. identity: what decides the kernels and the speed, compared between runs. timer: the
+    clock's name, which is part of what a latency means. time_us: runs a forward once and returns its latency in
+    microseconds. cache_bytes: last-level cache. read: a Reading. clock_drift: how far its clock may move within a run. known_length: a forward that lasts that many
+    microseconds, for the self-test of the timer. launch_us: (device, host) microseconds of one forward, where the two
+    differ. kernels: names of what one forward runs. ready: what is timed in place of a forward (a captured graph), given
+    how many forwards its banks take in turn. now and rest: the clock of budgets, and how to wait. notes: recorded, never
+    compared.
     """
 
     gpu: str
     title: str
     identity: dict[str, Any]
-    time_us: Callable[[Callable[[], object]], float]
+    time_us: Callable[[Forward], float]
     cache_bytes: int
-    load: Callable[[], tuple[float, float, float]]
     torch_release: str
+    timer: str = "perf-counter"
+    read: Callable[[], Reading] = Reading
+    clock_drift: float = 0.04
+    known_length: Callable[[float], Forward] | None = None
+    launch_us: Callable[[Forward], tuple[float, float]] | None = None
+    kernels: Callable[[Forward], list[str]] | None = None
+    ready: Callable[[Forward, int], Forward] = lambda forward, turns: forward
+    now: Callable[[], float] = time.monotonic
+    rest: Callable[[float], None] = time.sleep
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-def find_device(gpu: str) -> tuple[Device | None, str]:
-    """The device for a catalog name, or None and the one reason why it is not here."""
+def find_device(gpu: str, timer: str = "auto") -> tuple[Device | None, str]:
+    """The device for a catalog name with a timer, or None and the one reason why it is not here."""
     try:
         import torch
     except ImportError:
         extra = "cpu" if gpu == "cpu" else "torch"
         return None, f"torch is not installed, so nothing can be measured: pip install 'pytest-nfp[{extra}]'"
     if gpu == "cpu":
+        if timer not in ("auto", "perf-counter"):
+            return None, f"a CPU has no timer {timer}: perf-counter is its only one"
         from pytest_nfp.devices import cpu
 
         return cpu.device(), ""
@@ -46,7 +83,10 @@ def find_device(gpu: str) -> tuple[Device | None, str]:
     name = torch.cuda.get_device_name(0)
     if name not in catalog.gpu(gpu).driver_names:
         return None, f"no {gpu} here: the device is {name}"
-    return cuda.device(gpu), ""
+    try:
+        return cuda.device(gpu, timer), ""
+    except cuda.NoTimer as reason:
+        return None, str(reason)
 
 
 def detect() -> str:

@@ -1,4 +1,4 @@
-"""The CPU as a device: perf_counter_ns around a forward, /proc for other processes' load."""
+"""The CPU as a device: perf_counter_ns around a forward, /proc for other processes' load, cpufreq for the clock."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 
 import torch
 
-from pytest_nfp.devices import Device
+from pytest_nfp.devices import Device, Reading
 
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
+CLOCK_DRIFT = 0.25
+"""A processor's cores change their clocks by themselves all the time; T(N0) shows what matters of it."""
 DEFAULT_CACHE_BYTES = 64 * 2**20
 """Where the system does not tell: larger than most, so that more is rotated, not less."""
 
@@ -32,9 +34,11 @@ def device() -> Device:
         identity=identity,
         time_us=time_us,
         cache_bytes=_cache_bytes(),
-        load=load,
         torch_release=torch.__version__.split("+")[0],
-        notes={"timer": "perf_counter_ns", "platform": platform.platform()},
+        read=read,
+        clock_drift=CLOCK_DRIFT,
+        known_length=spin,
+        notes={"platform": platform.platform()},
     )
 
 
@@ -46,15 +50,39 @@ def time_us(forward: Callable[[], object]) -> float:
         return (time.perf_counter_ns() - start) / 1e3
 
 
-def load() -> tuple[float, float, float]:
-    """(wall seconds, busy CPU seconds of all processes, CPU seconds of this one); busy is 0 where /proc is missing."""
+def spin(us: float) -> Callable[[], object]:
+    """A forward that keeps the processor busy for so long, by another clock than the timer's."""
+
+    def run() -> None:
+        end = time.monotonic() + us / 1e6
+        while time.monotonic() < end:
+            pass
+
+    return run
+
+
+def read() -> Reading:
+    """Time of all processes and of this one, the clock and the threads; what the system does not tell is left out."""
     own = sum(os.times()[:4])
+    busy = 0.0
     try:
         fields = [int(f) for f in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
+        user, nice, system, _idle, _iowait, irq, softirq, _steal = fields
+        busy = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
-        return time.monotonic(), 0.0, 0.0
-    user, nice, system, _idle, _iowait, irq, softirq, _steal = fields
-    return time.monotonic(), (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK"), own
+        own = 0.0
+    return Reading(time.monotonic(), busy, own, clock_mhz=_clock_mhz(), threads=torch.get_num_threads())
+
+
+def _clock_mhz() -> float | None:
+    """The mean clock of the cores, where the kernel tells it: a virtual machine's is often a constant."""
+    clocks = []
+    for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
+        try:
+            clocks.append(int(path.read_text(encoding="ascii")) / 1e3)
+        except (OSError, ValueError):
+            return None
+    return sum(clocks) / len(clocks) if clocks else None
 
 
 def _processor() -> str:

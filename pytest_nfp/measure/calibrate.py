@@ -30,12 +30,12 @@ from pytest_nfp.measure.curve import Curve
 from pytest_nfp.measure.protocol import Protocol
 from pytest_nfp.measure.sweep import sweep
 from pytest_nfp.predict import Figures, module_work
-from pytest_nfp.principle import Calibration, Point, find_boundary, predict_boundary
-from pytest_nfp.principle.agreement import compare, match_slack
+from pytest_nfp.principle import Calibration, find_boundary, predict_boundary
+from pytest_nfp.principle.agreement import compare, match_slack, sweep_step
 from pytest_nfp.principle.tile_roofline import Work
 
 POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-PROTOCOL = Protocol("calibration", 2, 3, 10, 10, math.inf, adaptive=False)
+PROTOCOL = Protocol("calibration", None, 3, 10, 10, math.inf, adaptive=False)
 TOLERANCE = 0.20
 MATCH_TOLERANCE = 0.15
 
@@ -93,7 +93,19 @@ def load_or_calibrate(device: Device, folder: Path, seed: int, progress: Callabl
             progress(f"calibrating {kernel}: {case.subject.name}, {case.routing or 'b=1'}")
             prepared = prepare(case, seed, device.cache_bytes)
             grid = [n for n in POSITIONS if n >= case.baseline_positions] or [case.baseline_positions]
-            curves.append(sweep(prepared.forward, grid, device, PROTOCOL, TOLERANCE, case.baseline_positions, seed))
+            curves.append(
+                sweep(
+                    prepared.forward,
+                    grid,
+                    device,
+                    PROTOCOL,
+                    TOLERANCE,
+                    case.baseline_positions,
+                    seed,
+                    turns=prepared.turns,
+                    bytes_rotated=prepared.bytes_rotated,
+                )
+            )
         kernels[kernel] = fit_kernel(cases, curves)
     result = CalibrationFile(schema=1, tool=f"pytest-nfp {__version__}", identity=device.identity, kernels=kernels)
     import yaml
@@ -224,8 +236,7 @@ def _kernel_switches(cases: Sequence[Case], fitted: Calibration, steps: dict[tup
                 for p in predicted.points
             ]
             moved = find_boundary(shifted, TOLERANCE, case.baseline_positions).n_max
-            grid = [Point(p, 1.0) for p in POSITIONS]
-            if abs(moved - n) > match_slack(n, sweep_step(grid, n), case.granule, MATCH_TOLERANCE):
+            if abs(moved - n) > match_slack(n, sweep_step(POSITIONS, n), case.granule, MATCH_TOLERANCE):
                 causes.append(
                     f"on {len(seen)} curves of other shapes T grows {measured:.2f}x from N={a} to {b}, the fitted roofline"
                     f" says {model:.2f}x: another kernel or path begins there"
@@ -239,17 +250,11 @@ def _missed_boundary(case: Case, curve: Curve, held: Calibration) -> str:
     measured = find_boundary(curve.points, TOLERANCE, case.baseline_positions)
     work = {case.module: module_work(case, granularity_of(case))}
     n = predict_boundary(work, held, TOLERANCE, case.baseline_positions).n_max
-    slack = match_slack(n, sweep_step(curve.points, n), case.granule, MATCH_TOLERANCE)
+    slack = match_slack(n, sweep_step((p.positions for p in curve.points), n), case.granule, MATCH_TOLERANCE)
     if compare(measured.n_max_interval, n, n, slack, decided=True) == "agrees":
         return ""
     name = f"{case.subject.name} {case.routing or ''}".rstrip()
     return f"the fit gives N_max {n} for {name}, which it has not seen; measured is {measured.n_max}"
-
-
-def sweep_step(points: Sequence[Point], at: float) -> int:
-    """The gap of the grid around a value: one sweep step."""
-    grid = sorted(p.positions for p in points)
-    return next((b - a for a, b in pairwise(grid) if b > at), 1)
 
 
 def fit(observations: Sequence[Observation]) -> Calibration:

@@ -1,21 +1,32 @@
-"""Measure T(N) over a grid: interleaved rounds, N0 in each of them, until every N is decided or the budget ends."""
+"""Measure T(N) and close in on the boundary: interleaved rounds, N0 in each of them, until every N is decided or the
+budget ends.
+
+The adaptive search looks at the N it is given (N0, the edges of the granularity map, a grid), halves its way to every
+crossing of the limit that these show, then looks at the other N of the range for holes, and spends what is left of its
+budget on the N that are still open. It needs no map: without one it starts from the grid alone.
+"""
 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 
-from pytest_nfp.devices import Device
-from pytest_nfp.measure.curve import Curve, make_point, median_interval
-from pytest_nfp.measure.protocol import Protocol
-from pytest_nfp.measure.trust import Watch
+from pytest_nfp.devices import Device, Forward
+from pytest_nfp.measure import trust
+from pytest_nfp.measure.curve import Curve, make_point
+from pytest_nfp.measure.protocol import PAPER_FORWARDS, Protocol
+from pytest_nfp.measure.statistics import median_interval
 from pytest_nfp.principle import Point
 
-Forward = Callable[[], object]
 Progress = Callable[[str], None]
-Clock = Callable[[Forward], float]
+CHUNK = 4
+"""N between two samples of N0, so that a ratio compares neighbours in time."""
+BASE_FORWARDS = 3
+"""Forwards of a sample of N0 in an adaptive round."""
+PROFILED = 64
+"""Up to this many N are profiled for the kernels that they run."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -28,7 +39,7 @@ class Interrupted(KeyboardInterrupt):
 
 def sweep(
     forward: Callable[[int], Forward],
-    positions: Sequence[int],
+    positions: Collection[int],
     device: Device,
     protocol: Protocol,
     tolerance: float = 0.20,
@@ -36,86 +47,251 @@ def sweep(
     seed: int = 0,
     kernel: str = "",
     progress: Progress = lambda text: None,
+    turns: int = 1,
+    bytes_rotated: int | None = None,
+    modes: Mapping[int, str] | None = None,
+    duty: float = 1.0,
+    keep_samples: bool = False,
 ) -> Curve:
-    """T(N) of a forward over `positions`, which get N0 if they lack it.
+    """T(N) of a forward from N0 to the last of `positions`; N0 is added if they lack it.
 
-    An N whose forward can't be built or raises is left out with its reason and the others go on. Raises Interrupted
-    on Ctrl-C, with the curve so far.
+    turns: forwards that the banks of weights take in turn. bytes_rotated: bytes read before one is read again; None if
+    the forward does not say. modes: graph mode of each N. duty: share of the time that the device may be busy; below 1
+    it rests between rounds. An N whose forward can't be built or raises is left out with its reason and the others go on.
+    Raises Interrupted on Ctrl-C, with the curve so far.
     """
-    grid = sorted({baseline_positions, *positions})
-    unsupported: dict[int, str] = {}
-    runs: dict[int, Forward] = {}
-    samples: dict[int, list[float]] = {}
-    ratios: dict[int, list[float]] = {}
-    watch = Watch(device)
-    rounds = 0
-    forwards = 0
-    started = time.monotonic()
+    search = _Search(forward, device, protocol, tolerance, baseline_positions, seed, progress, turns, duty)
     partial = False
     try:
-        for n in grid:
-            try:
-                run = forward(n)
-                for _ in range(protocol.warmup):
-                    device.time_us(run)
-            except (RuntimeError, ValueError, TypeError) as error:
-                unsupported[n] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                continue
-            runs[n], samples[n], ratios[n] = run, [], []
-        if baseline_positions in unsupported:
-            reason = f"T(N0 = {baseline_positions}) can't be measured: {unsupported[baseline_positions]}"
-            return Curve((), baseline_positions, "measured", "", kernel, (reason,), unsupported)
-        shuffled = random.Random(seed)  # noqa: S311  # the order of a round, not a secret
-        open_positions = [n for n in runs if n != baseline_positions]
-        while open_positions and rounds < protocol.max_rounds:
-            if rounds >= protocol.min_rounds and time.monotonic() - started > protocol.budget_s:
-                break
-            rounds += 1
-            progress(f"round {rounds}, {len(open_positions)} of {len(runs)} positions open")
-            base = _sample(device, runs[baseline_positions], protocol.forwards)
-            samples[baseline_positions].append(base)
-            shuffled.shuffle(open_positions)
-            for i, n in enumerate(open_positions, 1):
-                latency = _sample(device, runs[n], protocol.forwards)
-                samples[n].append(latency)
-                ratios[n].append(latency / base)
-                if i % 4 == 0:
-                    # N0 again within a long round, so that a ratio compares neighbours in time.
-                    base = _sample(device, runs[baseline_positions], protocol.forwards)
-                    samples[baseline_positions].append(base)
-            forwards += protocol.forwards * (len(open_positions) * 5 // 4 + 1)
-            if protocol.adaptive and rounds >= protocol.min_rounds:
-                open_positions = [n for n in open_positions if not _decided(ratios[n], tolerance)]
+        search.run(sorted({baseline_positions, *positions}))
     except KeyboardInterrupt:
         partial = True
-    invalid, trust = watch.verdict(samples.get(baseline_positions, []))
-    points = [make_point(n, samples[n], ratios[n]) for n in sorted(runs) if ratios[n]]
-    if samples.get(baseline_positions):
-        base_us = median(samples[baseline_positions])
-        points.insert(
-            sum(p.positions < baseline_positions for p in points), Point(baseline_positions, base_us, 1.0, 1.0)
-        )
-    curve = Curve(
-        points=tuple(points),
-        baseline_positions=baseline_positions,
-        kind="measured",
-        source=device.title,
-        kernel=kernel,
-        invalid=tuple(invalid),
-        unsupported=unsupported,
-        partial=partial,
-        counts={"protocol": protocol.name, "rounds": rounds, "forwards": forwards},
-        trust=trust,
-    )
+    curve = search.curve(kernel, bytes_rotated, dict(modes or {}), partial, keep_samples)
     if partial:
         raise Interrupted(curve)
     return curve
 
 
-def _sample(device: Device, run: Forward, forwards: int) -> float:
-    return median(device.time_us(run) for _ in range(forwards))
+class _Search:
+    """What is known of a curve while it is measured: forwards, samples, ratios to N0, and what has been spent."""
+
+    def __init__(
+        self,
+        forward: Callable[[int], Forward],
+        device: Device,
+        protocol: Protocol,
+        tolerance: float,
+        base: int,
+        seed: int,
+        progress: Progress,
+        turns: int,
+        duty: float,
+    ) -> None:
+        self._forward, self._device, self._protocol, self._progress = forward, device, protocol, progress
+        self._limit, self._base, self._turns, self._duty = 1 + tolerance, base, turns, duty
+        self._random = random.Random(seed)  # noqa: S311  # the order of a round, not a secret
+        self._watch = trust.Watch(device)
+        self._started = device.now()
+        self._runs: dict[int, Forward] = {}
+        self._refused: dict[int, str] = {}
+        self._samples: dict[int, list[float]] = {}
+        self._ratios: dict[int, list[float]] = {}
+        self._unsettled: list[int] = []
+        self._rounds = self._forwards = self._warmups = 0
+
+    def run(self, grid: list[int]) -> None:
+        """Measure the grid, and with `refine` whatever else the boundary needs. Stops early at the end of the budget."""
+        if not self._prepare(self._base):
+            return
+        self._watch.warm()
+        self._measure(grid)
+        if not self._protocol.refine:
+            return
+        allowed = self._protocol.share * PAPER_FORWARDS * (grid[-1] - self._base + 1)
+        while (missing := self._between_crossings()) and self._may_spend(allowed):
+            self._measure(missing)
+        self._measure(self._fill(grid[-1]))
+        while (missing := self._between_crossings()) and self._may_spend(allowed):
+            self._measure(missing)
+        rounds = 0
+        while (still := self._open()) and rounds < self._protocol.max_rounds and self._may_spend(allowed):
+            self._round(still[:CHUNK])
+            rounds += 1
+
+    def _prepare(self, n: int) -> bool:
+        """Build and warm up the forward of an N, once; False where the kernel refuses it."""
+        if n in self._refused:
+            return False
+        if n in self._runs:
+            return True
+        try:
+            run = self._device.ready(self._forward(n), self._turns)
+            if self._protocol.warmup is None:
+                forwards, settled = trust.settle(self._device, run)
+                self._unsettled += [] if settled else [n]
+            else:
+                forwards = self._protocol.warmup
+                for _ in range(forwards):
+                    self._device.time_us(run)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            self._refused[n] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            return False
+        self._warmups += forwards
+        self._runs[n], self._samples[n], self._ratios[n] = run, [], []
+        return True
+
+    def _measure(self, positions: Sequence[int]) -> None:
+        """As many rounds as the protocol asks for at least; N that a round decides need not wait for a later phase."""
+        wanted = [n for n in positions if n != self._base and self._prepare(n)]
+        if not wanted:
+            return
+        for done in range(self._protocol.min_rounds if self._protocol.adaptive else self._protocol.max_rounds):
+            # Every N gets a few rounds, whatever the budget: a point without an interval helps nobody.
+            if done >= self._protocol.min_rounds and self._seconds() > self._protocol.budget_s:
+                return
+            self._round(wanted)
+
+    def _round(self, positions: Sequence[int]) -> None:
+        """One sample of every N, in a new order, each beside one of N0."""
+        self._rounds += 1
+        self._progress(f"round {self._rounds}, {len(positions)} of {len(self._runs)} positions open")
+        started = self._device.now()
+        order = list(positions)
+        self._random.shuffle(order)
+        adaptive = self._protocol.adaptive
+        chunk = CHUNK if adaptive else len(order)
+        forwards = self._protocol.forwards
+        if adaptive:
+            # Few open N get more forwards a sample: the sample of N0 beside them costs the same.
+            forwards *= max(1, CHUNK // len(order))
+        for first in range(0, len(order), chunk):
+            base = self._sample(self._base, max(BASE_FORWARDS, forwards) if adaptive else forwards)
+            for n in order[first : first + chunk]:
+                self._ratios[n].append(self._sample(n, forwards) / base if base > 0 else 0.0)
+        self._watch.round()
+        if self._duty < 1:
+            self._device.rest((self._device.now() - started) * (1 / self._duty - 1))
+
+    def _sample(self, n: int, forwards: int) -> float:
+        latency = median(self._device.time_us(self._runs[n]) for _ in range(forwards))
+        self._forwards += forwards
+        self._samples[n].append(latency)
+        return latency
+
+    def _state(self, n: int) -> bool | None:
+        """Whether an N is within the limit; None while it is open."""
+        low, high = median_interval(self._ratios[n], self._protocol.confidence)
+        return True if high <= self._limit else False if low > self._limit else None
+
+    def _open(self) -> list[int]:
+        """The N that noise leaves open, those that decide N_max first: from the last one down to the last sure one."""
+        states = {n: self._state(n) for n in self._runs if n > self._base}
+        sure = max((n for n, within in states.items() if within), default=self._base)
+        still = [n for n, within in states.items() if within is None]
+        return sorted((n for n in still if n > sure), reverse=True) + sorted(n for n in still if n < sure)
+
+    def _between_crossings(self) -> list[int]:
+        """The middle of every gap across which the curve leaves the limit or comes back."""
+        within = {n: median(r) <= self._limit for n, r in self._ratios.items() if n > self._base and r}
+        within |= dict.fromkeys((n for n in self._refused if n > self._base), False) | {self._base: True}
+        return [(a + b) // 2 for a, b in pairwise(sorted(within)) if within[a] != within[b] and b - a > 1]
+
+    def _fill(self, end: int) -> list[int]:
+        """The N of the range that were not looked at, evenly thinned to what half of the time that is left allows."""
+        missing = [n for n in range(self._base + 1, end + 1) if n not in self._runs and n not in self._refused]
+        if not missing or len(missing) > self._protocol.fill:
+            return []
+        slowest = max(median(s) for s in self._samples.values() if s) / 1e6
+        if not slowest > 0:
+            return []  # A timer that reads nothing: the verdict says so.
+        each = slowest * (self._protocol.min_rounds * 2 + 2 * trust.BATCH)
+        affordable = int((self._protocol.budget_s - self._seconds()) / 2 / each)
+        if affordable < 1:
+            return []
+        return missing[:: -(-len(missing) // affordable)]
+
+    def _may_spend(self, allowed: float) -> bool:
+        return self._forwards + self._warmups < allowed and self._seconds() < self._protocol.budget_s
+
+    def _seconds(self) -> float:
+        return self._device.now() - self._started
+
+    def curve(
+        self, kernel: str, bytes_rotated: int | None, modes: dict[int, str], partial: bool, keep_samples: bool
+    ) -> Curve:
+        """What has been measured, and what speaks against it."""
+        if self._base in self._refused or self._base not in self._runs:
+            reason = f"T(N0 = {self._base}) can't be measured: {self._refused.get(self._base, 'interrupted')}"
+            return Curve(
+                (), self._base, "measured", "", kernel, (reason,), self._refused, partial, timer=self._device.timer
+            )
+        reasons, figures = self._watch.verdict(self._samples[self._base])
+        if self._unsettled:
+            reasons.append(
+                f"the timings did not settle in {trust.MAX_BATCHES * trust.BATCH} forwards at N = {_list(self._unsettled)}"
+            )
+        if any(not latency > 0 for n, s in self._samples.items() if n != self._base for latency in s):
+            reasons.append("the timer read 0 or less: it stands still or runs backwards")
+        points = self._points()
+        warm, figures["cold_cache"] = trust.cold_cache(bytes_rotated, self._device.cache_bytes)
+        reasons += [warm] if warm else []
+        if mixed := trust.graph_modes(modes):
+            reasons.append(mixed)
+        kernels: dict[int, str] = {}
+        if not partial:
+            checked = [
+                n for n in (self._base, max((p.positions for p in points), default=self._base)) if n in self._runs
+            ]
+            bound, host = trust.host_bound(self._device, {n: self._runs[n] for n in dict.fromkeys(checked)})
+            reasons += [bound] if bound else []
+            figures |= host
+            kernels, figures["profile"] = self._profile()
+        return Curve(
+            points=tuple(points),
+            baseline_positions=self._base,
+            kind="measured",
+            source=self._device.title,
+            kernel=kernel,
+            invalid=tuple(reasons),
+            unsupported=self._refused,
+            partial=partial,
+            counts={
+                "protocol": self._protocol.name,
+                "rounds": self._rounds,
+                "forwards": self._forwards,
+                "warmups": self._warmups,
+                "positions": len(points),
+                "seconds": round(self._seconds(), 2),
+            },
+            trust=figures,
+            timer=self._device.timer,
+            kernels=kernels,
+            modes=modes,
+            samples={n: tuple(s) for n, s in self._samples.items()} if keep_samples else {},
+        )
+
+    def _points(self) -> list[Point]:
+        base = [s for s in self._samples[self._base] if s > 0]
+        if not base:
+            return []
+        points = [Point(self._base, median(base), 1.0, 1.0)]
+        for n, ratios in self._ratios.items():
+            if ratios and n != self._base and median(self._samples[n]) > 0:
+                points.append(make_point(n, self._samples[n], ratios, self._protocol.confidence))
+        return sorted(points, key=lambda p: p.positions)
+
+    def _profile(self) -> tuple[dict[int, str], str]:
+        """The kernels of each N by one untimed forward, or the one reason why there are none; timing does not need them."""
+        if self._device.kernels is None:
+            return {}, "not profiled: this device has no profiler here"
+        found = {}
+        try:
+            for n in sorted(self._runs)[:PROFILED]:
+                found[n] = " + ".join(dict.fromkeys(self._device.kernels(self._runs[n])))
+        except RuntimeError as error:
+            return {}, f"not profiled: {error}".splitlines()[0][:200]
+        return found, f"{len(found)} positions"
 
 
-def _decided(ratios: Sequence[float], tolerance: float) -> bool:
-    low, high = median_interval(ratios)
-    return high <= 1 + tolerance or low > 1 + tolerance
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

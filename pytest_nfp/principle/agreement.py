@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Literal
 
 Agreement = Literal["agrees", "differs", "undecided"]
@@ -10,6 +12,11 @@ Agreement = Literal["agrees", "differs", "undecided"]
 def match_slack(value: float, step: int, granule: int, match_tolerance: float) -> float:
     """The match tolerance in positions: the largest of one sweep step, one granule and a share of the value."""
     return max(step, granule, match_tolerance * value)
+
+
+def sweep_step(positions: Iterable[int], at: float) -> int:
+    """The gap of the measured N around a value: one sweep step; 1 past their end."""
+    return next((b - a for a, b in pairwise(sorted(positions)) if b > at), 1)
 
 
 def compare(interval: tuple[int, int | None], low: float, high: float | None, slack: float, decided: bool) -> Agreement:

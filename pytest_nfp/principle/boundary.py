@@ -17,12 +17,16 @@ from pytest_nfp.principle.checks import require_tolerance
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One N of a curve: latency in microseconds, and the interval of its ratio to T(N0) (the point itself if exact)."""
+    """One N of a curve: latency in microseconds, and its ratio to T(N0) with the interval of it.
+
+    Without a ratio of its own it is the quotient of the latencies; without an interval the ratio is exact.
+    """
 
     positions: int
     latency_us: float
     ratio_low: float | None = None
     ratio_high: float | None = None
+    ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class Boundary:
     n_first_exit: the last N before the first point outside; equals n_max on a curve without a hole.
     undecided: the N whose interval straddles the limit.
     baseline_positions: the N0 that was used.
+    refused: the N that the kernel does not run; they are outside.
     """
 
     n_max: int
@@ -42,6 +47,7 @@ class Boundary:
     n_first_exit: int
     undecided: tuple[int, ...]
     baseline_positions: int
+    refused: tuple[int, ...] = ()
 
     @property
     def has_hole(self) -> bool:
@@ -49,8 +55,12 @@ class Boundary:
         return self.n_first_exit < self.n_max
 
 
-def find_boundary(points: Sequence[Point], tolerance: float = 0.20, baseline_positions: int = 1) -> Boundary:
+def find_boundary(
+    points: Sequence[Point], tolerance: float = 0.20, baseline_positions: int = 1, refused: Iterable[int] = ()
+) -> Boundary:
     """Read N_max from a curve; points in any order, those below N0 are ignored.
+
+    refused: N that the kernel does not run, which caps N_max as a latency outside would.
 
     Raises ValueError for no point at N0, two points at one N, a latency that is not finite and positive.
     """
@@ -68,7 +78,7 @@ def find_boundary(points: Sequence[Point], tolerance: float = 0.20, baseline_pos
     limit = (1 + tolerance) * (1 + 1e-12)
 
     def ratios(p: Point) -> tuple[float, float, float]:
-        ratio = p.latency_us / base
+        ratio = p.latency_us / base if p.ratio is None else p.ratio
         low = ratio if p.ratio_low is None else p.ratio_low
         high = ratio if p.ratio_high is None else p.ratio_high
         return low, ratio, high
@@ -77,10 +87,10 @@ def find_boundary(points: Sequence[Point], tolerance: float = 0.20, baseline_pos
     surely_within, first_beyond = curve[0].positions, None
     left = False
     undecided = []
-    for p in curve:
+    out = sorted(n for n in set(refused) if n > baseline_positions)
+    merged = sorted([*curve[1:], *(Point(n, math.inf) for n in out)], key=lambda p: p.positions)
+    for p in merged:
         low, ratio, high = ratios(p)
-        if p is curve[0]:
-            continue
         if ratio <= limit:
             n_max = p.positions
             if not left:
@@ -96,7 +106,7 @@ def find_boundary(points: Sequence[Point], tolerance: float = 0.20, baseline_pos
             undecided.append(p.positions)
             first_beyond = None
     upper = None if first_beyond is None else first_beyond - 1
-    return Boundary(n_max, (surely_within, upper), n_first_exit, tuple(undecided), baseline_positions)
+    return Boundary(n_max, (surely_within, upper), n_first_exit, tuple(undecided), baseline_positions, tuple(out))
 
 
 def sensitivity(

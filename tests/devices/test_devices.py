@@ -28,12 +28,14 @@ def test_time_and_load_move_forward() -> None:
     """A forward of known length takes that long, and the load reading counts this process as its own."""
     device, _ = devices.find_device("cpu")
     assert device is not None
-    before = device.load()
-    assert device.time_us(lambda: sum(range(10**6))) > 1000
-    wall, busy, own = (b - a for a, b in zip(before, device.load(), strict=True))
-    assert wall > 0
-    assert busy >= 0
-    assert own >= 0
+    before = device.read()
+    assert device.known_length is not None
+    assert device.time_us(device.known_length(3000.0)) >= 3000
+    after = device.read()
+    assert after.wall_s > before.wall_s
+    assert after.busy_s >= before.busy_s
+    assert after.own_s >= before.own_s
+    assert after.threads == torch.get_num_threads()
 
 
 def test_a_gpu_that_is_not_here_gives_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,4 +80,4 @@ def test_cuda_events_bracket_the_forward(monkeypatch: pytest.MonkeyPatch) -> Non
     properties = SimpleNamespace(name="NVIDIA H20", total_memory=96, L2_cache_size=60)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: properties)
     device = cuda.device("h20")
-    assert (device.title, device.cache_bytes, device.notes["timer"]) == ("NVIDIA H20", 60, "cuda-events")
+    assert (device.title, device.cache_bytes, device.timer) == ("NVIDIA H20", 60, "cuda-events")

@@ -10,9 +10,10 @@ import pytest
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.catalog import Dense, Model
 from pytest_nfp.files import FileError, read_yaml
-from pytest_nfp.measure import PROTOCOLS, sweep
+from pytest_nfp.measure import sweep
 from pytest_nfp.measure.calibrate import (
     POSITIONS,
+    PROTOCOL,
     CalibrationFile,
     KernelCalibration,
     calibration_cases,
@@ -23,8 +24,7 @@ from pytest_nfp.measure.calibrate import (
 from pytest_nfp.measure.curve import Curve
 from pytest_nfp.predict import module_work
 from pytest_nfp.principle import Calibration
-
-from .fakes import FakeDevice
+from pytest_nfp.testing import Noise, Simulated, staircase
 
 CASES = [
     Case(
@@ -44,8 +44,8 @@ def curves(c: Calibration, bend: Callable[[int], float], noise: float) -> list[C
     found = []
     for i, case in enumerate(CASES):
         work = module_work(case, None)
-        make = lambda n, w=work: lambda: (w(n).latency_us(c) + c.fixed_us) * bend(n)  # noqa: E731
-        found.append(sweep(make, POSITIONS, FakeDevice(noise, seed=i).device(), PROTOCOLS["adaptive"]))
+        machine = Simulated(lambda n, w=work: (w(n).latency_us(c) + c.fixed_us) * bend(n), Noise(noise), i)  # type: ignore[misc]
+        found.append(sweep(machine.forward, POSITIONS, machine.device(), PROTOCOL))
     return found
 
 
@@ -73,7 +73,7 @@ def test_suites_never_test_a_calibration_shape() -> None:
     from pytest_nfp import catalog
 
     tested = {(m.hidden, m.dense, m.moe, m.attention) for m in catalog.models()}
-    for cases in calibration_cases(FakeDevice().device()).values():
+    for cases in calibration_cases(Simulated(staircase()).device()).values():
         for c in cases:
             assert (c.subject.hidden, c.subject.dense, c.subject.moe, c.subject.attention) not in tested
 
@@ -85,7 +85,7 @@ KERNEL = KernelCalibration(
 
 def test_a_cached_calibration_is_used_and_a_broken_one_named(tmp_path: Path) -> None:
     """Keyed by the machine's identity; a wrong field is said with file and line."""
-    device = FakeDevice().device()
+    device = Simulated(staircase()).device()
     path = tmp_path / f"cpu-{identity_slug(device.identity)}.yaml"
     import yaml
 

@@ -5,7 +5,9 @@ This module is loaded in every pytest run with the package installed, so it impo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +16,7 @@ from pytest_nfp import settings
 
 if TYPE_CHECKING:
     from pytest_nfp.cases import Case
+    from pytest_nfp.journal import Journal
     from pytest_nfp.measure import Curve
     from pytest_nfp.session import Session
     from pytest_nfp.verdict import Verdict
@@ -30,9 +33,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     settings.add_options(parser)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Give a worker its GPU, before any conftest can import a framework."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return
+    given = early_config.known_args_namespace
+    asked = getattr(given, "nfp_gpu", None) or os.environ.get("NFP_GPU") or early_config.getini("nfp_gpu")
+    if not asked or asked == "cpu":
+        return
+    from pytest_nfp.devices import nvml, visible
+
+    visible.assign(worker, os.environ, nvml.uuids())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Measurements last, otherwise in their order: a worker that waits for a device has nothing else left to do."""
+    markers = {item: item.get_closest_marker("nfp") for item in items}
+    if any(markers.values()):
+        items.sort(key=lambda item: (m := markers[item]) is not None and _asks(m) == "boundary")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Check given names before anything runs; without any option nothing else is loaded."""
     config.addinivalue_line("markers", MARKER)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Controller(config), "nfp-controller")
     if settings.is_used(config):
         _session(config)
 
@@ -45,6 +73,8 @@ def _session(config: pytest.Config) -> Session:
         try:
             session = Session(settings.read_settings(config), config.rootpath, _progress(config))
             session.check_names()
+            if session.settings.resume is not None:
+                session.resume(session.settings.resume)
         except (settings.SettingError, UnknownName, FileError) as error:
             raise pytest.UsageError(f"pytest-nfp: {error}") from error
         config.stash[SESSION] = session
@@ -89,6 +119,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", [pytest.param(None, id="none", marks=nothing)])
         return
     metafunc.parametrize("case", cases, ids=[c.id for c in cases])
+
+
+def _asks(marker: pytest.Mark) -> str:
+    return str(marker.kwargs.get("question", marker.args[1] if len(marker.args) > 1 else "boundary"))
 
 
 def _marker_arguments(marker: pytest.Mark) -> dict[str, Any]:
@@ -180,35 +214,75 @@ def nfp(request: pytest.FixtureRequest) -> Nfp:
     return Nfp(_session(request.config), request.node.name)
 
 
-# Only the controller writes: workers hand over what they collected.
+# Only the controller writes: a worker hands over with every report what it collected, so that its end loses nothing.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put what a test collected into its report."""
+    report = yield
+    own = item.config.stash.get(SESSION, None)
+    if own is not None:
+        collected = own.collected()
+        if collected["cases"] or collected["updates"]:
+            report.nfp = collected  # type: ignore[attr-defined]  # reports carry further attributes over xdist
+    return report
+
+
+class Controller:
+    """Takes over what reports carry, from workers or from this process, and keeps the journal."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._journal: Journal | None = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test has ended, here or in a worker."""
+        collected = getattr(report, "nfp", None)
+        if collected is None:
+            return
+        session = _session(self._config)
+        if hasattr(report, "node"):  # It comes from a worker.
+            session.absorb(collected)
+            session.collected()
+        if self._journal is None and (folder := _journal_folder(self._config, session)) is not None:
+            from pytest_nfp.journal import NAME, Journal
+
+            self._journal = Journal(folder / NAME, session.run_settings(), session.past)
+            session.journal_path = self._journal.path
+        if self._journal is not None:
+            self._journal.append(collected)
+
+    def pytest_unconfigure(self) -> None:
+        """The run is over."""
+        if self._journal is not None:
+            self._journal.close()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Take over a worker's records (pytest-xdist)."""
-    collected = getattr(node, "workeroutput", {}).get("nfp")
-    if collected:
-        session = _session(node.config)
-        from pytest_nfp.records import CaseRecord
+    """Take over what a worker's reports did not carry (pytest-xdist)."""
+    if collected := getattr(node, "workeroutput", {}).get("nfp"):
+        _session(node.config).absorb(collected)
 
-        for case in collected["cases"]:
-            session.add_case(CaseRecord.model_validate(case))
-        session.absorb_updates(collected["updates"])
-        session.partial = session.partial or collected["partial"]
+
+def _journal_folder(config: pytest.Config, session: Session) -> Path | None:
+    """Beside the reports, else in pytest's cache; None where there is neither."""
+    if session.settings.report is not None:
+        folder: Path = config.rootpath / session.settings.report
+        return folder
+    cache = getattr(config, "cache", None)
+    return None if cache is None else cache.mkdir("nfp")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write baselines, records and reports, or hand them to the controller."""
+    """Write baselines, records and reports; a worker has handed over what it has."""
     own = session.config.stash.get(SESSION, None)
     if own is None:
         return
     own.partial = own.partial or exitstatus == pytest.ExitCode.INTERRUPTED
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["nfp"] = {
-            "cases": [c.model_dump(mode="json") for c in own.cases.values()],
-            "updates": [f.model_dump(mode="json", by_alias=True) for f in own.updates.values()],
-            "partial": own.partial,
-        }
+        session.config.workeroutput["nfp"] = own.collected()  # a case that Ctrl-C cut off has no report
         return
     if not own.cases:
         return
@@ -234,3 +308,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"baseline written: {path}")
     for path in own.written_reports:
         terminalreporter.write_line(f"report: {path}")
+    if own.partial and own.journal_path is not None:
+        terminalreporter.write_line(f"go on where this run stopped: --nfp-resume={own.journal_path}")

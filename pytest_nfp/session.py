@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pytest_nfp import __version__, backends, baselines, catalog, recordings, records
+from pytest_nfp import __version__, backends, baselines, catalog, journal, recordings, records
 from pytest_nfp.baselines import BaselineFile, CaseBaseline
 from pytest_nfp.cases import FRAMEWORKS, Backend, Case, Module, expand, parse_backend
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.devices import Device, detect, find_device
+from pytest_nfp.devices.lock import TooLong, device_lock, time_limit
 from pytest_nfp.files import FileError
 from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, check_release, granularity_of
+from pytest_nfp.journal import Past
 from pytest_nfp.measure import PROTOCOLS, Curve, sweep, trust
 from pytest_nfp.measure.sweep import Interrupted
 from pytest_nfp.predict import Figures, Predicted, datasheet, edge_positions, gemm_shapes, predict_case
@@ -55,10 +57,15 @@ class Session:
     say: Callable[[str], None] = lambda text: None
     cases: dict[str, CaseRecord] = field(default_factory=dict)
     updates: dict[tuple[str, Backend, str], BaselineFile] = field(default_factory=dict)
+    machines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    past: Past = field(default_factory=Past)
     partial: bool = False
+    journal_path: Path | None = None
     written_baselines: list[Path] = field(default_factory=list)
     written_reports: list[Path] = field(default_factory=list)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    _fresh: dict[str, None] = field(default_factory=dict)
+    _fresh_updates: dict[tuple[str, Backend, str], None] = field(default_factory=dict)
     _granularity: dict[Case, Granularity | RuleUnknown] = field(default_factory=dict)
     _baselines: dict[tuple[str, Backend, str], tuple[BaselineFile, Backend] | None] = field(default_factory=dict)
     _devices: dict[str, tuple[Device | None, str]] = field(default_factory=dict)
@@ -191,6 +198,10 @@ class Session:
         """The device, or None with the one reason."""
         if gpu not in self._devices:
             self._devices[gpu] = find_device(gpu, self.settings.timer)
+            device, _ = self._devices[gpu]
+            if device is not None:
+                self.machines[gpu] = {"title": device.title, "identity": device.identity, "recorded": device.notes}
+                self._check_past(gpu)
         return self._devices[gpu]
 
     def granularity(self, case: Case) -> Granularity:
@@ -297,11 +308,16 @@ class Session:
             predicted, granularity = self.predicted(case)
         except RuleUnknown as reason:
             return self._note(case, "boundary", Verdict("UNDECIDED", (f"the rule is unknown: {reason}",)))
+        if resumed := self._resumed(case):
+            return resumed
         try:
-            curve, why_not = self._curve(case, granularity)
+            with time_limit(self.settings.case_timeout):
+                curve, why_not = self._curve(case, granularity)
         except Interrupted as interrupted:
             self._note_interrupted(case, predicted, granularity, interrupted)
             raise
+        except TooLong as reason:
+            return self._note(case, "boundary", Verdict("INVALID", (str(reason),)), predicted, granularity)
         if curve is None:
             return self._note(case, "boundary", why_not, predicted, granularity)
         verdict = self._judge(case, curve, predicted, self.figures(case), granularity)
@@ -315,8 +331,8 @@ class Session:
     ) -> None:
         self.partial = True
         verdict = Verdict("UNDECIDED", ("interrupted while it was measured",))
-        boundary = interrupted.curve.boundary(self.settings.tolerance)
-        self._note(case, "boundary", verdict, predicted, granularity, interrupted.curve, boundary)
+        curve = replace(interrupted.curve, counts={**interrupted.curve.counts, "interrupted": True})
+        self._note(case, "boundary", verdict, predicted, granularity, curve, curve.boundary(self.settings.tolerance))
 
     def _judge(
         self,
@@ -387,7 +403,7 @@ class Session:
                     keep_samples=self.settings.samples,
                 )
 
-            with device_lock(case.gpu):
+            with device_lock(device):
                 curve = measured()
                 if curve.invalid and curve.points:
                     # Load and drift pass, and a clock that fell holds when the device rests: once more, then give up.
@@ -433,7 +449,7 @@ class Session:
         device, absent = self.device(gpu)
         if device is None:
             raise LookupError(absent)
-        with device_lock(gpu):
+        with device_lock(device):
             try:
                 return sweep(
                     make_forward,
@@ -458,6 +474,68 @@ class Session:
             rows = ClosedForm(None, None, None, None, granularity, "granularity")
             predicted = Predicted(None, rows, None, "the granularity that the test gives")
         return self._judge(case, curve, predicted, None, None)
+
+    # What went before, and what is handed on
+
+    def run_settings(self) -> dict[str, Any]:
+        """What the numbers of a run depend on: two runs that differ in it can't be joined."""
+        s = self.settings
+        return {
+            "tolerance": s.tolerance,
+            "match_tolerance": s.match_tolerance,
+            "protocol": s.protocol,
+            "timer": s.timer,
+            "seed": s.seed,
+        }
+
+    def resume(self, path: Path) -> None:
+        """Go on after an earlier run. Raises FileError for a file that is none, or for a run with other settings."""
+        past = journal.read(path)
+        mine = self.run_settings()
+        for name, value in past.run.items():
+            if name in mine and mine[name] != value:
+                option = name.replace("_", "-")
+                raise FileError(
+                    f"{path}: that run had --nfp-{option}={value}, this one has {mine[name]}: they can't be joined"
+                )
+        self.past = past
+        self.absorb_updates(past.updates)
+
+    def _check_past(self, gpu: str) -> None:
+        before = self.past.machines.get(gpu, {}).get("identity")
+        # Through JSON and back, as the file has been.
+        now = json.loads(json.dumps(self.machines[gpu]["identity"]))
+        if before and before != now:
+            moved = [
+                f"{n} {before.get(n)} to {now.get(n)}" for n in sorted({*before, *now}) if before.get(n) != now.get(n)
+            ]
+            raise FileError(f"--nfp-resume: that run was made on another machine ({'; '.join(moved)}): start anew")
+
+    def _resumed(self, case: Case) -> Verdict | None:
+        """The verdict that an earlier run came to, if it measured this case to its end."""
+        known = self.past.cases.get(case.id)
+        if known is None or "boundary" not in known.tests or known.kind != "measured" or not known.curve:
+            return None
+        if known.counts.get("interrupted"):
+            return None
+        self.add_case(known)
+        return Verdict(known.tests["boundary"].outcome, tuple(known.tests["boundary"].reasons))
+
+    def collected(self) -> dict[str, Any]:
+        """What came in since this was last asked, as plain data: for the journal, and from a worker to the controller."""
+        cases = [self.cases[i].model_dump(mode="json") for i in self._fresh]
+        updates = [self.updates[k].model_dump(mode="json", by_alias=True) for k in self._fresh_updates]
+        self._fresh.clear()
+        self._fresh_updates.clear()
+        return {"machines": self.machines, "cases": cases, "updates": updates, "partial": self.partial}
+
+    def absorb(self, collected: dict[str, Any]) -> None:
+        """Take over what a worker collected."""
+        self.machines |= collected["machines"]
+        for case in collected["cases"]:
+            self.add_case(CaseRecord.model_validate(case))
+        self.absorb_updates(collected["updates"])
+        self.partial = self.partial or collected["partial"]
 
     # Baselines and records
 
@@ -484,6 +562,7 @@ class Session:
         if key not in self.updates:
             found = baselines.load(self.baseline_folder, gpu, case.backend, case.subject.name)
             self.updates[key] = found or baselines.new_file(gpu, case.backend, case.subject.name)
+        self._fresh_updates[key] = None
         return self.updates[key]
 
     def _update_case(self, case: Case) -> CaseBaseline:
@@ -509,6 +588,7 @@ class Session:
 
     def add_case(self, record: CaseRecord) -> None:
         """Take over a case's record, from here or from a worker."""
+        self._fresh[record.id] = None
         self.cases[record.id] = records.merge_case(self.cases.get(record.id), record)
 
     def _note(
@@ -577,10 +657,7 @@ class Session:
         """One record for each GPU of the run, its cases in the order they were met."""
         out = []
         for gpu in dict.fromkeys(c.gpu for c in self.cases.values()):
-            device = self._devices.get(gpu, (None, ""))[0]
-            machine: dict[str, Any] = (
-                {} if device is None else {"title": device.title, "identity": device.identity, "recorded": device.notes}
-            )
+            machine = self.machines.get(gpu, {})
             cases = [c for c in self.cases.values() if c.gpu == gpu]
             if gpu != "cpu" and not any(c.kind == "measured" for c in cases):
                 machine = {"title": f"{catalog.gpu(gpu).title}: nothing was measured here"}
@@ -649,13 +726,6 @@ def parse_any_backend(text: str) -> Backend:
     """A backend as a baseline file names it, including `own`."""
     framework, _, release = text.partition("==")
     return Backend(framework, release)
-
-
-def device_lock(gpu: str) -> Any:
-    """One measurement on a device at a time, whoever asks: processes of this machine wait for each other."""
-    from filelock import FileLock
-
-    return FileLock(Path(tempfile.gettempdir()) / f"pytest-nfp-{gpu}.lock")
 
 
 def _base_us(curve: Curve) -> float:

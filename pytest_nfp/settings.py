@@ -68,6 +68,13 @@ def _whole(text: str) -> int:
     return value
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError("must be a number of seconds above 0")
+    return value
+
+
 def _yes(text: str) -> bool:
     if text.lower() in ("1", "true", "yes", "on"):
         return True
@@ -124,6 +131,15 @@ OPTIONS = (
     Option("update", None, _choice(get_args(Update)), "write baselines: missing, changed or all"),
     Option("report", None, Path, "folder for reports: DIR/<gpu>/index.html and record.json"),
     Option("artifacts", None, Path, "folder of wheels and source archives to read granularity rules from"),
+    Option(
+        "resume",
+        None,
+        Path,
+        "journal.jsonl or record.json of a run that was stopped: what it measured is not measured again",
+    ),
+    Option(
+        "case-timeout", 1800.0, _seconds, "seconds that one measurement may take before it is given up (default 1800)"
+    ),
     Option("seed", 0, _whole, "seed of inputs and of random routing"),
 )
 
@@ -149,6 +165,8 @@ class Settings:
     update: Update | None = None
     report: Path | None = None
     artifacts: Path | None = None
+    resume: Path | None = None
+    case_timeout: float = 1800.0
     seed: int = 0
     sources: dict[str, str] = field(default_factory=dict, compare=False)
 

@@ -23,6 +23,8 @@ from pytest_nfp.principle import Point
 Progress = Callable[[str], None]
 CHUNK = 4
 """N between two samples of N0, so that a ratio compares neighbours in time."""
+CLOSING = 8
+"""Open N that the rest of the budget is spent on at a time."""
 BASE_FORWARDS = 3
 """Forwards of a sample of N0 in an adaptive round."""
 PROFILED = 64
@@ -115,7 +117,7 @@ class _Search:
             self._measure(missing)
         rounds = 0
         while (still := self._open()) and rounds < self._protocol.max_rounds and self._may_spend(allowed):
-            self._round(still[:CHUNK])
+            self._round(still[:CLOSING])
             rounds += 1
 
     def _prepare(self, n: int) -> bool:

@@ -1,0 +1,109 @@
+"""The journal of a run: every finished case as a line, written as it ends, so that a killed run loses nothing.
+
+JSON lines: `run` (the settings that its numbers depend on), `machine` (one for each GPU), `case` and `update` (a baseline
+file with what the run collected for it). A last line that was cut off by the kill is left out when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pytest_nfp import records
+from pytest_nfp.files import FileError, write_atomically
+from pytest_nfp.records import CaseRecord
+
+NAME = "journal.jsonl"
+KINDS = ("run", "machine", "case", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What an earlier run left: its settings, machines by GPU, cases by id, collected baseline files."""
+
+    run: dict[str, Any] = field(default_factory=dict)
+    machines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cases: dict[str, CaseRecord] = field(default_factory=dict)
+    updates: tuple[dict[str, Any], ...] = ()
+
+
+class Journal:
+    """Appends to a file, one flushed line at a time. A new run begins a new file, with what it resumes from."""
+
+    def __init__(self, path: Path, run: Mapping[str, Any], past: Past) -> None:
+        self.path = path
+        self._machines: set[str] = set()
+        # What an earlier run measured is in place before its file can be lost: both may be the same.
+        lines: list[tuple[str, Any]] = [("run", dict(run))]
+        lines += [("machine", {"gpu": gpu, **machine}) for gpu, machine in past.machines.items()]
+        lines += [("case", case.model_dump(mode="json")) for case in past.cases.values()]
+        lines += [("update", update) for update in past.updates]
+        write_atomically(path, "".join(_text(kind, data) for kind, data in lines))
+        self._machines |= set(past.machines)
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, collected: Mapping[str, Any]) -> None:
+        """What Session.collected() gave: machines that are new, cases and baseline files."""
+        for gpu, machine in collected["machines"].items():
+            if gpu not in self._machines:
+                self._machines.add(gpu)
+                self._line("machine", {"gpu": gpu, **machine})
+        for case in collected["cases"]:
+            self._line("case", case)
+        for update in collected["updates"]:
+            self._line("update", update)
+
+    def close(self) -> None:
+        """The run has ended."""
+        self._file.close()
+
+    def _line(self, kind: str, data: Any) -> None:
+        self._file.write(_text(kind, data))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _text(kind: str, data: Any) -> str:
+    return json.dumps({kind: data}, allow_nan=False) + "\n"
+
+
+def read(path: Path) -> Past:
+    """A journal, or a record, as what went before. Raises FileError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: can't be read: {error}; give a journal.jsonl or record.json") from error
+    if path.suffix != ".jsonl":
+        record = records.read(path)
+        run = {n: getattr(record, n) for n in ("tolerance", "match_tolerance", "protocol", "seed")}
+        return Past(run, {record.gpu: record.machine}, {c.id: c for c in record.cases})
+    lines = text.split("\n")
+    past = Past(updates=())
+    updates: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            ((kind, data),) = json.loads(line).items()
+            if kind not in KINDS or not isinstance(data, dict):
+                raise ValueError(f"a line is one of {', '.join(KINDS)}")
+            if kind == "run":
+                past.run.update(data)
+            elif kind == "machine":
+                past.machines[data.pop("gpu")] = data
+            elif kind == "case":
+                case = CaseRecord.model_validate(data)
+                past.cases[case.id] = records.merge_case(past.cases.get(case.id), case)
+            else:
+                updates.append(data)
+        except (ValueError, ValidationError, AttributeError, KeyError) as error:
+            if number == len(lines):  # Without its line end: the run was killed while it wrote this.
+                continue
+            raise FileError(f"{path}:{number}: not a line of a journal: {str(error).splitlines()[0]}") from error
+    return Past(past.run, past.machines, past.cases, tuple(updates))

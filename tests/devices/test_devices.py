@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -81,3 +84,136 @@ def test_cuda_events_bracket_the_forward(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: properties)
     device = cuda.device("h20")
     assert (device.title, device.cache_bytes, device.timer) == ("NVIDIA H20", 60, "cuda-events")
+
+
+class Cuda:
+    """A stand-in for torch.cuda that notes what is done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        done = self.done
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                done.append("record")
+
+            def synchronize(self) -> None:
+                done.append("wait")
+
+            def elapsed_time(self, end: object) -> float:
+                return 0.25
+
+        class Graph:
+            def replay(self) -> None:
+                done.append(f"replay {id(self)}")
+
+        class Stream:
+            def wait_stream(self, other: object) -> None:
+                done.append("wait_stream")
+
+        properties = SimpleNamespace(name="NVIDIA H20", total_memory=96, L2_cache_size=60, uuid="abc")
+        for name, value in {
+            "Event": Event,
+            "CUDAGraph": Graph,
+            "Stream": Stream,
+            "current_stream": Stream,
+            "stream": lambda s: contextlib.nullcontext(),
+            "graph": lambda g: contextlib.nullcontext(),
+            "synchronize": lambda: done.append("synchronize"),
+            "get_device_properties": lambda i: properties,
+            "_sleep": lambda cycles: done.append(f"sleep {cycles}"),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value, raising=False)
+
+
+def test_a_graph_is_captured_for_each_bank_and_replayed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three banks, three graphs; the forward runs for warm-up and capture alone."""
+    from pytest_nfp.devices import cuda
+
+    Cuda(monkeypatch)
+    runs = []
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: done.append("x")))
+    device = cuda.device("h20", "cuda-graph")
+    assert device.timer == "cuda-graph"
+    replay = device.ready(lambda: runs.append(1), 3)
+    assert len(runs) == 6
+    for _ in range(4):
+        replay()
+    assert len(runs) == 6
+    assert len(done) == 4
+
+
+def test_host_and_device_time_of_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's by events, the host's until the call returns."""
+    from pytest_nfp.devices import cuda
+
+    Cuda(monkeypatch)
+    device_us, host_us = cuda.launch_us(lambda: time.sleep(0.01))
+    assert device_us == 250.0
+    assert host_us > 9000
+
+
+def test_the_known_length_is_cycles_at_the_drivers_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2000 us at 1500 MHz are three million cycles; without a clock there is no self-test."""
+    from pytest_nfp.devices import cuda, nvml
+
+    fake = Cuda(monkeypatch)
+    monkeypatch.setattr(nvml, "clock_mhz", lambda handle: 1500.0)
+    known = cuda.device("h20").known_length
+    assert known is not None
+    known(2000)()
+    assert fake.done == ["sleep 3000000"]
+    monkeypatch.setattr(nvml, "clock_mhz", lambda handle: None)
+    assert cuda.device("h20").known_length is None
+
+
+def test_cupti_sums_the_kernels_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activity records of one forward, without the gaps between them; another kind of record does not count."""
+    from pytest_nfp.devices import cuda
+
+    Cuda(monkeypatch)
+    given: dict[str, Any] = {}
+    kinds = SimpleNamespace(CONCURRENT_KERNEL=1, KERNEL=2)
+    records = [
+        SimpleNamespace(kind=1, start=0, end=3000),
+        SimpleNamespace(kind=1, start=9000, end=11000),
+        SimpleNamespace(kind=5, start=0, end=10**9),
+    ]
+    cupti = SimpleNamespace(
+        ActivityKind=kinds,
+        activity_register_callbacks=lambda more, done: given.update(more=more, done=done),
+        activity_enable=lambda kind: given.update(kind=kind),
+        activity_flush_all=lambda flag: given["done"](records),
+    )
+    monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=cupti))
+    device = cuda.device("h20", "cupti")
+    assert given["kind"] == 1
+    assert given["more"]()[0] > 0
+    assert [device.time_us(lambda: None) for _ in range(2)] == [5.0, 5.0]
+
+
+def test_a_timer_that_can_not_be_had_is_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUPTI that is not installed or not allowed; a name that is no GPU timer; a GPU timer on a CPU."""
+    from pytest_nfp.devices import cuda
+
+    Cuda(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "NVIDIA H20")
+    monkeypatch.setitem(sys.modules, "cupti", None)
+    assert "pip install cupti-python" in devices.find_device("h20", "cupti")[1]
+
+    def refuse(*arguments: object) -> None:
+        raise RuntimeError("insufficient privileges")
+
+    cupti = SimpleNamespace(activity_register_callbacks=refuse)
+    monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=cupti))
+    assert "CUPTI can't record here: insufficient privileges" in devices.find_device("h20", "cupti")[1]
+    assert "a GPU has no timer perf-counter" in devices.find_device("h20", "perf-counter")[1]
+    assert "a CPU has no timer cupti" in devices.find_device("cpu", "cupti")[1]
+    found, _ = devices.find_device("h20")
+    assert found is not None
+    assert isinstance(cuda.NoTimer("x"), Exception)

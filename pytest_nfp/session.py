@@ -44,6 +44,8 @@ BASELINE_RUNS = 3
 """Runs behind a measured baseline: their spread tells a machine with several states."""
 RESTING = 0.1
 """Share of the time that a device is kept busy where its clock fell under load."""
+COOLING_S = 30.0
+"""Longest rest before such a device is measured again."""
 LONG_CURVE = 192
 """Up to where an attention curve is measured on a CPU: past the first tile switch of its kernel."""
 
@@ -408,7 +410,10 @@ class Session:
                 if curve.invalid and curve.points:
                     # Load and drift pass, and a clock that fell holds when the device rests: once more, then give up.
                     self.say(f"{case.key}: {curve.invalid[0]}; measured again")
-                    curve = measured(RESTING if curve.trust.get("clock_moved") else 1.0)
+                    hot = curve.trust.get("clock_moved", False)
+                    if hot:
+                        device.rest(min(COOLING_S, curve.counts["seconds"]))
+                    curve = measured(RESTING if hot else 1.0)
             return _claimed(case, curve), Verdict("PASS")
         if mode == "device":
             return None, Verdict("SKIPPED", (absent,))

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
-from pytest_nfp import catalog
+from pytest_nfp import backends, catalog
+from pytest_nfp import session as session_module
+from pytest_nfp.backends import Prepared
+from pytest_nfp.baselines import BaselineFile
 from pytest_nfp.cases import Backend, Case, expand
 from pytest_nfp.catalog import UnknownName
+from pytest_nfp.files import read_yaml
 from pytest_nfp.granularity import artifacts, granularity_of
+from pytest_nfp.predict import datasheet
 from pytest_nfp.session import Session, positions_to_measure, reach_of
 from pytest_nfp.settings import Settings
+from pytest_nfp.testing import Noise, Simulated, staircase
+from pytest_nfp.verdict import Verdict
 
 from .conftest import PROJECT
 
@@ -124,3 +135,86 @@ def test_the_reach_of_a_map_is_where_its_last_measured_boundary_was_decided() ->
     stored[0].cases = {k: c for k, c in stored[0].cases.items() if c.measured is not None}
     assert reach_of(stored, case) == 768
     assert reach_of(None, case) is None
+
+
+DENSE = next(expand("cpu", Backend("torch", "2.13.0"), "dense", catalog.model("dense-ffn-2048x6144")))
+MOE = next(
+    c
+    for c in expand("cpu", Backend("torch", "2.13.0"), "moe", catalog.model("moe-ffn-32x1024x768"))
+    if c.routing == "balanced"
+)
+
+
+def simulated(
+    monkeypatch: pytest.MonkeyPatch, machines: Sequence[Simulated], tmp_path: Path, **changed: object
+) -> Session:
+    """A session whose every measurement runs on the next machine."""
+    turn = cycle(machines)
+    monkeypatch.setattr(session_module, "find_device", lambda gpu, timer: (machines[0].device(), ""))
+    # A predictor that does not describe the kernel: what counts is the baseline.
+    figures = replace(datasheet(1e12, 1e11), describes=False, cause="simulated")
+    monkeypatch.setattr(Session, "figures", lambda self, case: figures)
+    monkeypatch.setattr(
+        backends,
+        "prepare",
+        lambda case, seed, cache: Prepared(next(turn).forward, 1, 100, "simulated", 1),
+    )
+    (tmp_path / "baselines").mkdir(exist_ok=True)
+    return Session(Settings(gpu=("cpu",), protocol="quick", baselines=tmp_path / "baselines", **changed), PROJECT)  # type: ignore[arg-type]
+
+
+def test_a_measured_baseline_holds_the_spread_of_its_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Three runs with fresh forwards; on a machine with two states the next run is undecided, not failed."""
+    steady, other = Simulated(staircase(16)), Simulated(staircase(4))
+    s = simulated(monkeypatch, [steady, other, steady], tmp_path, update="missing")
+    assert s.check_boundary(DENSE).outcome == "PASS"
+    s.write_baselines()
+    file = next((tmp_path / "baselines").rglob("*.yaml"))
+    stored = read_yaml(file, BaselineFile).cases[DENSE.key].measured
+    assert stored is not None
+    assert [n for n, _ in stored.runs] == [16, 4, 16]
+    assert stored.timer == "simulated"
+    v = simulated(monkeypatch, [other], tmp_path).check_boundary(DENSE)
+    assert v.outcome == "UNDECIDED"
+    assert any("the baseline's own runs gave N_max 4, 16" in r for r in v.reasons)
+
+
+def test_a_clock_that_falls_is_measured_again_with_rests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second time the device rests between rounds, and its clock holds."""
+    noise = Noise(0.005, throttle=0.25, throttle_after_s=0.4)
+    machine = Simulated(staircase(4, base_us=2000.0), noise)
+    s = simulated(monkeypatch, [machine], tmp_path)
+    said: list[str] = []
+    s.say = said.append
+    s.check_boundary(DENSE)
+    assert any("the clock went from" in text and "measured again" in text for text in said)
+    assert not any("clock" in r for r in s.cases[DENSE.id].reasons)
+
+
+def test_experts_that_are_all_streamed_claim_no_n_max(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """T(1) with 4 of 32 experts costs what T(N0) costs with all of them."""
+    v = simulated(monkeypatch, [Simulated(staircase(64))], tmp_path).check_boundary(MOE)
+    assert v.outcome == "INVALID"
+    assert "all experts are streamed whatever N" in v.reasons[0]
+
+
+def test_one_position_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The case is INVALID with the reason, and the next goes on."""
+
+    def slow(n: int) -> float:
+        time.sleep(5)
+        return 100.0
+
+    v = simulated(monkeypatch, [Simulated(slow)], tmp_path, case_timeout=0.2).check_boundary(DENSE)
+    assert v == Verdict("INVALID", ("the measurement took longer than 0.2 s (--nfp-case-timeout) and was given up",))
+
+
+def test_samples_are_in_the_record_on_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And kernels, timer and plateaus always."""
+    s = simulated(monkeypatch, [Simulated(staircase(16))], tmp_path, samples=True)
+    s.check_boundary(DENSE)
+    found = s.cases[DENSE.id]
+    assert found.samples[1][0] == 100.0
+    assert found.timer == "simulated"
+    assert found.plateaus[0] == (1, 16, 100.0)
+    assert simulated(monkeypatch, [Simulated(staircase(16))], tmp_path).check_boundary(DENSE)

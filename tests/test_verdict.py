@@ -219,3 +219,78 @@ def test_the_worst_outcome_stands_for_several() -> None:
     assert worst(["SKIPPED", "PASS"]) == "PASS"
     assert worst(["SKIPPED"]) == "SKIPPED"
     assert worst(["UNDECIDED", "INVALID"]) == "INVALID"
+
+
+MINE = Case("cpu", Backend("own", ""), "own", catalog.model("qwen3-8b"), "any")
+
+
+def own(c: Curve, measured: Measured | None = None) -> Verdict:
+    b = c.boundary(0.2)
+    assert b is not None
+    return judge_boundary(MINE, c, b, None, None, None, CaseBaseline(baseline_positions=1, measured=measured), 0.15)
+
+
+def measured(n_max: int, t0: float = 100.0, **changed: object) -> Measured:
+    m = Measured(
+        kind="measured", n_max=n_max, interval=(n_max, n_max), n_first_exit=n_max, prediction="agrees", source="here",
+        kernel="k", timer="cuda-events", curve=[(1, t0)],
+    )  # fmt: skip
+    return m.model_copy(update=changed)
+
+
+STEP = Curve(
+    tuple(Point(n, 100.0 if n <= 16 else 160.0) for n in (1, 8, 16, 17, 32)),
+    1,
+    "measured",
+    "here",
+    "k",
+    timer="cuda-events",
+)
+
+
+def test_two_timers_are_not_compared() -> None:
+    """The timer is part of what a latency means."""
+    assert own(STEP, measured(16)).outcome == "PASS"
+    v = own(STEP, measured(64, timer="cuda-graph"))
+    assert v.outcome == "UNDECIDED"
+    assert "two timers are not compared (--nfp-timer=cuda-graph" in v.reasons[0]
+
+
+def test_a_baseline_of_a_machine_with_several_states_decides_nothing() -> None:
+    """Its own runs gave 8 and 16: neither is a change; 64 is."""
+    bimodal = measured(8, runs=[(8, 100.0), (16, 70.0), (8, 100.0)])
+    v = own(STEP, bimodal)
+    assert v.outcome == "UNDECIDED"
+    assert "the baseline's own runs gave N_max 8, 16" in v.reasons[0]
+    far = replace(STEP, points=tuple(Point(n, 100.0 if n <= 64 else 160.0) for n in (1, 2, 4, 8, 16, 32, 48, 64, 65)))
+    assert own(far, bimodal).outcome == "FAIL"
+    assert own(STEP, measured(16, runs=[(16, 100.0), (15, 101.0)])).outcome == "PASS"
+
+
+def test_a_baseline_that_is_far_slower_than_now_warns() -> None:
+    """The same N_max at half the latency: pass, and update it."""
+    v = own(STEP, measured(16, t0=200.0))
+    assert v.outcome == "PASS"
+    assert v.reasons == ("warning: T(N0) was 200.0 us in the baseline and is 100.0 us now: update it",)
+
+
+def test_a_change_of_kernel_is_the_cause() -> None:
+    """Decode to prefill at N=2, not bandwidth."""
+    kernels = {32: "decode", 64: "prefill"}
+    c = replace(curve((32, 100), (64, 900)), kernels=kernels)
+    v = judge(c, predicted(512))
+    assert "The kernel changes at N=64: decode to prefill." in v.reasons[0]
+
+
+def test_a_refused_position_is_unsupported_and_caps() -> None:
+    """Four run, five raise: no failure against a longer prediction, and none against a baseline that knows the cap."""
+    capped = replace(STEP, points=tuple(Point(n, 100.0) for n in (1, 2, 3, 4)), unsupported={5: "no variant"})
+    v = own(capped)
+    assert v.outcome == "UNDECIDED"
+    assert "N=5 unsupported: no variant" in v.reasons
+    assert own(capped, measured(4)).outcome == "PASS"
+    refused = replace(FLAT, points=FLAT.points[:2], unsupported={96: "no variant"})
+    b = refused.boundary(0.2)
+    assert b is not None
+    v = judge_boundary(CASE, refused, b, predicted(512), SHEET, NEW, None, 0.15)
+    assert v.outcome == "UNSUPPORTED"

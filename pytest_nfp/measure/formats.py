@@ -83,7 +83,7 @@ def _json_rows(path: Path, text: str) -> list[Row]:
     if isinstance(data, dict):
         data = next((data[k] for k in ("points", "curve", "rows", "data") if isinstance(data.get(k), list)), data)
     if isinstance(data, dict):  # {"1": 31.0, "2": [31.2, 31.1]}
-        data = [{"positions": n, ("samples" if isinstance(v, list) else "latency"): v} for n, v in data.items()]
+        data = [{"positions": n, "samples": v} for n, v in data.items()]
     rows = []
     for i, item in enumerate(data):
         if isinstance(item, dict):

@@ -42,7 +42,7 @@ PROTOCOLS = {
         # arXiv 2605.30851, appendix C.1.3: 50 warm-ups, 10 rounds of 200, median of the medians.
         Protocol("paper", 50, 200, 10, 10, math.inf, adaptive=False),
         # Eleven rounds are the fewest whose extremes cover a median with 99.9%, which leaves room for looking often.
-        Protocol("adaptive", None, 1, 11, 10**5, 60.0, True, 0.999, refine=True, fill=192, share=1 / 21),
+        Protocol("adaptive", None, 1, 11, 10**5, 40.0, True, 0.999, refine=True, fill=192, share=1 / 21),
         Protocol("quick", None, 1, 6, 24, 5.0, adaptive=True, refine=True, share=1 / 100),
     )
 }

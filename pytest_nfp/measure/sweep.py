@@ -126,6 +126,7 @@ class _Search:
             return False
         if n in self._runs:
             return True
+        started = self._device.now()
         try:
             run = self._device.ready(self._forward(n), self._turns)
             if self._protocol.warmup is None:
@@ -139,6 +140,7 @@ class _Search:
             self._refused[n] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             return False
         self._warmups += forwards
+        self._rest(started)
         self._runs[n], self._samples[n], self._ratios[n] = run, [], []
         return True
 
@@ -171,8 +173,12 @@ class _Search:
             for n in order[first : first + chunk]:
                 self._ratios[n].append(self._sample(n, forwards) / base if base > 0 else 0.0)
         self._watch.round()
+        self._rest(started)
+
+    def _rest(self, since: float) -> None:
+        """As long as it takes for the device to have been busy for no more than its share of the time."""
         if self._duty < 1:
-            self._device.rest((self._device.now() - started) * (1 / self._duty - 1))
+            self._device.rest((self._device.now() - since) * (1 / self._duty - 1))
 
     def _sample(self, n: int, forwards: int) -> float:
         latency = median(self._device.time_us(self._runs[n]) for _ in range(forwards))
@@ -199,7 +205,7 @@ class _Search:
         return [(a + b) // 2 for a, b in pairwise(sorted(within)) if within[a] != within[b] and b - a > 1]
 
     def _fill(self, end: int) -> list[int]:
-        """The N of the range that were not looked at, evenly thinned to what half of the time that is left allows."""
+        """The N of the range that were not looked at, evenly thinned to what a quarter of the time that is left allows."""
         missing = [n for n in range(self._base + 1, end + 1) if n not in self._runs and n not in self._refused]
         if not missing or len(missing) > self._protocol.fill:
             return []
@@ -207,7 +213,7 @@ class _Search:
         if not slowest > 0:
             return []  # A timer that reads nothing: the verdict says so.
         each = slowest * (self._protocol.min_rounds * 2 + 2 * trust.BATCH)
-        affordable = int((self._protocol.budget_s - self._seconds()) / 2 / each)
+        affordable = int((self._protocol.budget_s - self._seconds()) / 4 / each)
         if affordable < 1:
             return []
         return missing[:: -(-len(missing) // affordable)]

@@ -45,17 +45,20 @@ def settle(device: Device, run: Forward) -> tuple[int, bool]:
     """Run a forward until its timings have settled: (forwards, whether they did).
 
     They have when two batches in a row are no quicker than the quickest before them, and alike: a slow warm-up still
-    falls by a little with every batch.
+    falls by a little with every batch. Noise that keeps them from being alike is no warm-up: at the bound they are
+    called unsettled if the last third of them was still getting quicker.
     """
-    quickest = before = float("inf")
+    batches: list[float] = []
     calm = 0
-    for batch in range(1, MAX_BATCHES + 1):
+    while len(batches) < MAX_BATCHES:
         now = median(device.time_us(run) for _ in range(BATCH))
+        quickest, before = min(batches, default=float("inf")), batches[-1] if batches else float("inf")
         calm = calm + 1 if now > (1 - FALLING) * quickest and abs(before / now - 1) < SETTLED else 0
+        batches.append(now)
         if calm == 2:
-            return batch * BATCH, True
-        quickest, before = min(quickest, now), now
-    return MAX_BATCHES * BATCH, False
+            return len(batches) * BATCH, True
+    third = MAX_BATCHES // 3
+    return MAX_BATCHES * BATCH, min(batches[-third:]) > (1 - 3 * FALLING) * min(batches[:-third])
 
 
 def timer_self_test(device: Device) -> str:

@@ -117,10 +117,19 @@ def test_warm_up_ends_when_the_timings_have_settled_not_at_a_count() -> None:
 
 
 def test_timings_that_never_settle() -> None:
-    """Ever slower: the warm-up ends at its bound and says so."""
-    machine = Simulated(lambda n: 100.0 * 1.08**machine.calls)
-    forwards, settled = trust.settle(machine.device(), machine.forward(1))
-    assert (forwards, settled) == (trust.MAX_BATCHES * trust.BATCH, False)
+    """Ever quicker: the warm-up ends at its bound, and the curve says at which N."""
+    machine = Simulated(lambda n: 1e6 * 0.99**machine.calls)
+    bound = trust.MAX_BATCHES * trust.BATCH
+    assert trust.settle(machine.device(), machine.forward(1)) == (bound, False)
+    machine.calls = 0
+    assert any("did not settle in 120 forwards at N = 1" in r for r in measured(machine).invalid)
+
+
+def test_noise_is_no_warm_up() -> None:
+    """At 40% jitter no two batches are alike; that is for the intervals to say, not for the warm-up."""
+    forwards, settled = trust.settle(Simulated(lambda n: 100.0, Noise(0.4)).device(), lambda: 100.0)
+    assert settled
+    assert forwards <= trust.MAX_BATCHES * trust.BATCH
 
 
 def test_outlier_rounds_are_counted_and_too_many_reject() -> None:

@@ -1,9 +1,9 @@
-"""The adaptive boundary search against the reference protocol: python benchmarks/boundary_search.py [cases] [--cpu].
+"""The adaptive boundary search against the reference protocol: python benchmarks/boundary_search.py [cases] | --cpu TEXT.
 
 Simulated machines (pytest_nfp.testing): staircases, rooflines, holes and mixtures of them, noise of 0.5 to 5%, spikes, cold starts.
 The reference protocol measures every N of the range (50 warm-ups, 10 rounds of 200 forwards); its samples are drawn with numpy
-from the same noise model. Then A/A and A/B pairs through the same judgement as a baseline, and --cpu: real forwards of the CPU
-suites, and other ways to sample the same curve.
+from the same noise model. Then A/A and A/B pairs through the same judgement as a baseline, and other ways to sample the same
+curve. --cpu: real forwards of the CPU suites instead.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ def pairs(count: int, seed: int) -> None:
         print(f"A/B, {name}, {len(seen)} pairs: {seen.count('FAIL') / len(seen):.1%} found (target: at least 99%)")
 
 
-def on_cpu() -> None:
-    """Adaptive against the reference on real CPU forwards of the suites, each N of the grid, in one run."""
+def on_cpu(wanted: str) -> None:
+    """Adaptive against the reference on real CPU forwards of the suites, in one run: minutes a case for the reference."""
     from pytest_nfp import backends, catalog
     from pytest_nfp.cases import Backend, expand
     from pytest_nfp.devices import find_device
@@ -195,6 +195,8 @@ def on_cpu() -> None:
     for module in ("dense", "moe", "attention"):
         for model in (m for m in catalog.models() if m.device == "cpu"):
             for case in expand("cpu", Backend("torch", device.torch_release), module, model):  # type: ignore[arg-type]
+                if wanted not in case.key:
+                    continue
                 prepared = backends.prepare(case, 0, device.cache_bytes)
                 base = case.baseline_positions
                 grid = sorted({base, *(n for n in (1, 2, 3, 4, 6, 8, 12, 16) if n >= base), 2 * base})
@@ -251,15 +253,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", type=int, nargs="?", default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--cpu", action="store_true", help="real CPU forwards too: the reference takes minutes for each"
-    )
+    parser.add_argument("--cpu", metavar="TEXT", help="real CPU forwards of the cases with this in their name, alone")
     given = parser.parse_args()
+    if given.cpu is not None:
+        on_cpu(given.cpu)
+        return
     search(given.cases, given.seed)
     pairs(given.cases, given.seed)
     side_by_side(max(4, given.cases // 50))
-    if given.cpu:
-        on_cpu()
 
 
 if __name__ == "__main__":

@@ -53,20 +53,33 @@ def releases(gpu: str, module: str) -> list[Backend]:
     return sorted(found, key=lambda b: (b.framework, Version(b.release)))
 
 
-def curve(case: Case) -> Curve:
-    """T(N) of a recorded GEMM (b = 1: N = m) or balanced MoE. Raises NoRecording with the one reason."""
+def table_path(gpu: str, framework: str, release: str, module: str) -> Path:
+    """The table of a GPU, release and module. Raises NoRecording with the one reason."""
     data = _data()
     if data is None:
         raise NoRecording("recordings are not installed: pip install 'pytest-nfp[recorded]'")
-    if case.gpu not in SYSTEMS:
-        raise NoRecording(f"no recording for {case.gpu}; there are {', '.join(SYSTEMS)}")
-    if case.module not in OPS:
-        raise NoRecording(f"the recordings have no {case.module} curve with more than one position")
-    op = OPS[case.module]
-    path = data / SYSTEMS[case.gpu] / op / case.backend.framework / case.backend.release / f"{op}_perf.parquet"
+    if gpu not in SYSTEMS:
+        raise NoRecording(f"no recording for {gpu}; there are {', '.join(SYSTEMS)}")
+    if module not in OPS:
+        raise NoRecording(f"the recordings have no {module} curve with more than one position")
+    op = OPS[module]
+    path = data / SYSTEMS[gpu] / op / framework / release / f"{op}_perf.parquet"
     if not path.exists():
-        held = ", ".join(str(b) for b in releases(case.gpu, case.module)) or "none"
-        raise NoRecording(f"no recording of {case.backend} on {case.gpu}; there are {held}")
+        held = ", ".join(str(b) for b in releases(gpu, module)) or "none"
+        raise NoRecording(f"no recording of {Backend(framework, release)} on {gpu}; there are {held}")
+    return path
+
+
+def source_of(path: Path) -> str:
+    """A table as it is cited: package, release, path inside it."""
+    data = _data()
+    assert data is not None
+    return f"aiconfigurator-core {metadata.version('aiconfigurator-core')}: {path.relative_to(data)}"
+
+
+def curve(case: Case) -> Curve:
+    """T(N) of a recorded GEMM (b = 1: N = m) or balanced MoE. Raises NoRecording with the one reason."""
+    path = table_path(case.gpu, case.backend.framework, case.backend.release, case.module)
     if case.dtype not in DTYPES:
         raise NoRecording(f"recordings are read for bf16, not for {case.dtype}")
     rows = _gemm(path, case) if case.module == "dense" else _moe(path, case)
@@ -84,12 +97,11 @@ def curve(case: Case) -> Curve:
     if base is None:
         raise NoRecording(f"the grid of the table has no point at or above N0 = {case.baseline_positions}")
     _check_bandwidth(case, base.latency_us)
-    package = f"aiconfigurator-core {metadata.version('aiconfigurator-core')}"
     return Curve(
         points=points,
         baseline_positions=base.positions,
         kind="recorded",
-        source=f"{package}: {path.relative_to(data)}",
+        source=source_of(path),
         kernel=kernels[0],
         counts={"points": len(points)},
     )

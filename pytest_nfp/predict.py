@@ -118,10 +118,13 @@ def module_work(case: Case, granularity: Granularity | None) -> Callable[[int], 
         )
     moe, top_k, routing = case.subject.moe, case.top_k, case.routing
     assert moe is not None and top_k is not None and routing is not None
+    columns = None
+    if granularity is not None and granularity.parameter("BLOCK_SIZE_N", 1) is not None:
+        columns = lambda tokens: granularity.parameter("BLOCK_SIZE_N", tokens) or 1  # noqa: E731
     # Balanced experts are spread evenly over the ranks; skewed ones may all lie on one of them.
     ranks = moe.expert_parallel if routing == "balanced" else 1
     return lambda n: moe_work(
-        n, case.batch, routing, moe.experts, top_k, case.subject.hidden, moe.width, s, tile, moe.matrices
+        n, case.batch, routing, moe.experts, top_k, case.subject.hidden, moe.width, s, tile, moe.matrices, columns
     ).share(ranks)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_nfp.cli import main
+from pytest_nfp.recordings import aiconfigurator
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -129,3 +130,73 @@ def test_a_number_that_means_nothing_is_refused(capsys: pytest.CaptureFixture[st
         main(["predict", "--gpu", "h20", "--model", "qwen3-8b", "--batch", "0"])
     assert raised.value.code == 2
     assert "--batch" in capsys.readouterr().err
+
+
+def curve(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["predict", "--curve", *arguments, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_a_gemms_curve_by_hand_has_the_documented_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    """Points with their interval, N_max inside its own, and what the calibration is."""
+    a = curve(capsys, "--gpu", "h200", "--gemm-n", "12288", "--gemm-k", "4096", "--end", "512")
+    assert {"points", "n_max", "n_max_interval", "calibration"} <= set(a)
+    assert [p[0] for p in a["points"]][:3] == [1, 2, 3]
+    assert a["points"][-1][0] == 512
+    assert all(low <= t <= high for _, t, low, high in a["points"])
+    low, high = a["n_max_interval"]
+    assert low <= a["n_max"] <= (high or 512)
+    assert a["calibration"].startswith("calibrated on ")
+
+
+def test_a_stand_in_is_named_and_a_gpu_without_a_calibration_has_no_interval(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """H800 by H100; H20 by its datasheet."""
+    shape = ["--gemm-n", "12288", "--gemm-k", "4096"]
+    assert "h100 stands in for h800" in curve(capsys, "--gpu", "h800", *shape)["calibration"]
+    h20 = curve(capsys, "--gpu", "h20", *shape)
+    assert "datasheet peaks: no calibration" in h20["calibration"]
+    assert h20["points"][0][2:] == [None, None]
+
+
+def test_an_experts_curve_by_hand_is_that_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """LLaDA-2.1-mini by name and by its dimensions; past vLLM's early tile switches it stays within 20%."""
+    release = ["--gpu", "h200", "--backend", "vllm==0.24.0"]
+    by_hand = ["--experts", "256", "--expert-width", "512", "--hidden", "2048", "--top-k", "8"]
+    a, b = curve(capsys, *release, "--model", "llada-2.1-mini"), curve(capsys, *release, *by_hand)
+    assert a == b
+    assert a["baseline_positions"] == 32
+    # The recorded boundary is 512 [512, 767]; the closed form ends at 32.
+    assert a["n_max_interval"][0] <= 512 <= (a["n_max_interval"][1] or 4096)
+    assert main(["predict", "--curve", *release, "--model", "llada-2.1-mini"]) == 0
+    assert "T/T(N0)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "h200", "--gemm-n", "64"], "a GEMM needs both --gemm-n and --gemm-k"),
+        (["--gpu", "h200", "--model", "llada-2.1-mini"], "give --backend FRAMEWORK==RELEASE"),
+        (["--gpu", "h200", "--backend", "vllm==0.24.0", "--experts", "8"], "the shape is incomplete"),
+        (["--gpu", "h200", "--backend", "vllm==0.24.0", "--model", "qwen3-8b"], "qwen3-8b has no experts"),
+        (["--gpu", "h200", "--backend", "flash-attn==2.8.3", "--model", "llada-2.1-mini"], "is no MoE backend"),
+    ],
+)
+def test_a_curve_that_is_not_described_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """Exit 2."""
+    assert main(["predict", "--curve", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_calibrate_without_recordings_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And writes nothing."""
+    monkeypatch.setattr(aiconfigurator, "_data", lambda: None)
+    assert main(["calibrate", "--gpu", "h200", "--output", str(tmp_path / "c.yaml")]) == 2
+    assert "pip install 'pytest-nfp[recorded]'" in capsys.readouterr().err
+    assert not (tmp_path / "c.yaml").exists()

@@ -17,6 +17,7 @@ from pytest_nfp.files import FileError, read_yaml
 Positive = Annotated[int, Field(gt=0)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FOLDER = Path(__file__).parent
+CALIBRATIONS = FOLDER / "calibrations.yaml"
 
 
 class UnknownName(Exception):

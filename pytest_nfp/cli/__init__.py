@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from pytest_nfp.catalog import UnknownName
-from pytest_nfp.cli import granularity, judge, predict, upgrade
+from pytest_nfp.cli import calibrate, granularity, judge, predict, upgrade
 from pytest_nfp.files import FileError
 from pytest_nfp.granularity import RuleUnknown
+from pytest_nfp.recordings.errors import NoRecording
 
 EXIT_BAD_INPUT = 2
 
@@ -21,12 +23,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Near-free parallelism: how many decode positions one forward can process nearly for free.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (predict, granularity, upgrade, judge):
+    for command in (predict, granularity, upgrade, judge, calibrate):
         command.add(commands)
     given = parser.parse_args(arguments)
     try:
         code: int = given.run(given)
-    except (UnknownName, FileError, RuleUnknown, ValueError) as error:
+    except (UnknownName, FileError, NoRecording, RuleUnknown, ValueError) as error:
         print(f"nfp {given.command}: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
+    except BrokenPipeError:  # `nfp ... | head` has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return code

@@ -4,18 +4,63 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from pytest_nfp import catalog
-from pytest_nfp.cases import ALIASES, Backend, Case, Module, expand, parse_backend
-from pytest_nfp.catalog import UnknownName
-from pytest_nfp.cli.options import add_artifacts, positive, release
+from pytest_nfp.cases import ALIASES, BYTES_PER_ELEMENT, Backend, Case, Module, expand, parse_backend
+from pytest_nfp.catalog import Model, Moe, UnknownName
+from pytest_nfp.cli.options import add_artifacts, add_parallel, positive, release
+from pytest_nfp.curves import predict_curve
 from pytest_nfp.granularity import Granularity, artifacts, granularity_of
-from pytest_nfp.predict import datasheet, model_modules, predict_model
+from pytest_nfp.parallel import on_rank, parse_parallel
+from pytest_nfp.predict import datasheet, model_modules, module_work, predict_model
+from pytest_nfp.principle import dense_work
+from pytest_nfp.principle.tile_roofline import Work
 from pytest_nfp.records import finite
 
+GRID = (
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    12,
+    16,
+    24,
+    32,
+    48,
+    64,
+    80,
+    96,
+    128,
+    160,
+    192,
+    256,
+    320,
+    384,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    3072,
+    4096,
+)
+"""The N of a predicted curve, as far as --end."""
 OWN_ATTENTION = {"vllm": "flash-attn", "sglang": "flashinfer-python"}
+
+
+CURVE = {
+    "experts": "with --curve: experts of one rank, with --expert-width --hidden --top-k instead of --model",
+    "expert-width": "with --curve: intermediate width of an expert on one rank",
+    "hidden": "with --curve: hidden size",
+    "gemm-n": "with --curve: columns of a dense GEMM, with --gemm-k instead of --model",
+    "gemm-k": "with --curve: inner dimension of a dense GEMM",
+    "end": "with --curve: last N (default 1024)",
+}
 
 
 def add(commands: Any) -> None:
@@ -27,7 +72,7 @@ def add(commands: Any) -> None:
         epilog="example: nfp predict --gpu h20 --model llada-2.1-mini --backend sglang==0.5.9 --attention flashinfer==0.5.3",
     )
     predict.add_argument("--gpu", required=True, help="catalog name, such as h20")
-    predict.add_argument("--model", required=True, help="catalog name, or path of a Hugging Face config.json")
+    predict.add_argument("--model", help="catalog name, or path of a Hugging Face config.json")
     predict.add_argument(
         "--backend", help="MoE framework and release, such as vllm==0.33.0; may be left out for dense models"
     )
@@ -42,6 +87,14 @@ def add(commands: Any) -> None:
         "--dtype", choices=("bf16", "fp16"), default="bf16", help="weights and activations (default bf16)"
     )
     predict.add_argument("--tolerance", type=float, default=0.20, help="epsilon (default 0.2)")
+    predict.add_argument(
+        "--curve",
+        action="store_true",
+        help="the predicted T(N) of the MoE layer, or of a shape by hand, with its interval",
+    )
+    for name in ("experts", "expert-width", "hidden", "gemm-n", "gemm-k", "end"):
+        predict.add_argument(f"--{name}", type=positive, help=CURVE[name])
+    add_parallel(predict)
     add_artifacts(predict)
     predict.add_argument("--json", action="store_true", help="print JSON")
     predict.set_defaults(run=run)
@@ -91,6 +144,10 @@ def _cases(given: argparse.Namespace) -> list[Case]:
 
 def run(given: argparse.Namespace) -> int:
     """Print the prediction. Raises UnknownName, RuleUnknown."""
+    if given.curve:
+        return _curve(given)
+    if given.model is None:
+        raise UnknownName("give --model, or --curve with a shape by hand")
     cases = _cases(given)
     pairs: list[tuple[Case, Granularity | None]] = [
         (case, None if case.module == "dense" else granularity_of(case, given.artifacts)) for case in cases
@@ -146,3 +203,68 @@ def run(given: argparse.Namespace) -> int:
         for warning in g["warnings"]:
             print(f"    {warning}")
     return 0
+
+
+def _curve(given: argparse.Namespace) -> int:
+    """The predicted T(N) of one layer."""
+    gpu = catalog.gpu(given.gpu)
+    backend = release(given.backend, "--backend") if given.backend else None
+    if given.gemm_n or given.gemm_k:
+        if not (given.gemm_n and given.gemm_k):
+            raise UnknownName("a GEMM needs both --gemm-n and --gemm-k")
+        shapes, s = [(given.gemm_n, given.gemm_k)], BYTES_PER_ELEMENT[given.dtype]
+        kernel, base = "gemm", 1
+        warnings: tuple[str, ...] = ()
+        work: Callable[[int], Work] = lambda n: dense_work(n, given.batch, shapes, s, None)  # noqa: E731
+    else:
+        if backend is None:
+            raise UnknownName("the tiles of experts are those of a framework: give --backend FRAMEWORK==RELEASE")
+        case = _moe_case(given, gpu.name, backend)
+        granularity = granularity_of(case, given.artifacts)
+        kernel, base, warnings = "triton", case.baseline_positions, granularity.warnings
+        work = module_work(case, granularity)
+    end = given.end or 1024
+    grid = [n for n in GRID if base <= n <= end] + [end]
+    framework = backend.framework if backend else "vllm"
+    found = predict_curve(gpu, framework, kernel, given.dtype, work, grid, base, given.tolerance)
+    low, high = found.boundary.n_max_interval
+    answer = {
+        "points": [[n, *(None if v is None else round(v, 3) for v in rest)] for n, *rest in found.latencies],
+        "n_max": found.boundary.n_max,
+        "n_max_interval": [low, high],
+        "baseline_positions": base,
+        "calibration": found.basis,
+        "warnings": list(warnings),
+    }
+    if given.json:
+        print(json.dumps(answer, indent=1))
+        return 0
+    print(f"{gpu.title}, N0={base}: N_max {found.boundary.n_max}, interval [{low}, {'..' if high is None else high}]")
+    print(f"  {found.basis}")
+    print(f"  {'N':>6}  {'T us':>10}  {'low':>10}  {'high':>10}  T/T(N0)")
+    first = next(t for n, t, *_ in found.latencies if n == base)
+    for n, t, below, above in found.latencies:
+        interval = ("", "") if below is None or above is None else (f"{below:.1f}", f"{above:.1f}")
+        print(f"  {n:>6}  {t:>10.1f}  {interval[0]:>10}  {interval[1]:>10}  {t / first:.3f}")
+    for warning in warnings:
+        print(f"  {warning}")
+    return 0
+
+
+def _moe_case(given: argparse.Namespace, gpu: str, backend: Backend) -> Case:
+    """The layer as one rank holds it: of a model, or of a shape given by hand."""
+    by_hand = (given.experts, given.expert_width, given.hidden, given.top_k)
+    if given.model:
+        model = on_rank(catalog.model(given.model), parse_parallel(given.parallel))
+    elif all(by_hand):
+        moe = Moe(experts=given.experts, width=given.expert_width, top_k=given.top_k)
+        model = Model(name="shape", hidden=given.hidden, moe=moe, source="given by hand")
+    else:
+        raise UnknownName("the shape is incomplete: give --model, or --experts --expert-width --hidden --top-k")
+    if model.moe is None:
+        raise UnknownName(f"{model.name} has no experts: give a GEMM with --gemm-n and --gemm-k")
+    case = next(expand(gpu, backend, "moe", model), None)
+    if case is None:
+        raise UnknownName(f"{backend.framework} is no MoE backend")
+    top_k = given.top_k or model.moe.top_k
+    return replace(case, batch=given.batch, dtype=given.dtype, top_k=top_k, routing=given.routing)

@@ -79,6 +79,14 @@ class Granularity:
         """[[first, last, tile], ...] merged by tile alone, as baselines store it."""
         return [[r.first, r.last, r.tile] for r in merge(Range(r.first, r.last, r.tile) for r in self.ranges)]
 
+    def parameter(self, name: str, count: int) -> int | None:
+        """Another parameter of the rule's configuration at a row count, such as BLOCK_SIZE_N; None where it has none."""
+        for first, last, text in self.parameters:
+            if first <= count <= last or last == self.parameters[-1][1] < count:
+                values = dict(item.split("=", 1) for item in text.split())
+                return int(values[name]) if values.get(name, "").isdigit() else None
+        return None
+
     @property
     def parameters_digest(self) -> str | None:
         """Twelve digits that stand for the other parameters in a baseline; None where the rule sets none."""

@@ -1,8 +1,10 @@
 """The tile roofline: a predicted curve T(N) from the tile that the rule picks at every token count.
 
-    T(N) = sum over modules of (T_mem**p + T_comp**p)**(1/p) + fixed
-    T_comp = tiles * tile rows * FLOPs per row / effective FLOP/s
-    T_mem  = (weights or KV) * (1 + r * (tiles per owner - 1)) / effective bytes/s + activations / effective bytes/s
+    T(N) = sum over modules of (T_mem**p + T_comp**p + T_block**p)**(1/p) + T_act + fixed
+    T_comp  = tiles * tile rows * FLOPs per row / (effective FLOP/s * share of this tile height)
+    T_mem   = (weights or KV) * (1 + r * (tiles per owner - 1)) / effective bytes/s
+    T_block = thread blocks / multiprocessors * microseconds of a block's own (start, prologue, epilogue)
+    T_act   = activations * a / effective bytes/s   (the small kernels around the GEMMs; without an `a` they count as T_mem)
 
 p is the overlap exponent (infinity: memory and compute time overlap fully, 1: they add up), r the share of a tile's
 re-read of its weights (or KV) that misses the last-level cache. Uncalibrated devices use datasheet peaks, p = infinity,
@@ -28,13 +30,22 @@ TileRule = Callable[[int], int] | None
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a device and kernel reach: FLOP/s, bytes/s, overlap exponent, re-read share in [0, 1], fixed microseconds."""
+    """What a device and kernel reach: FLOP/s, bytes/s, overlap exponent, re-read share in [0, 1], fixed microseconds.
+
+    tile_shares: (tile rows, share of `flops` that tiles of at most so many rows reach), ascending; higher tiles reach the
+    last one's. block_us: a thread block's own time, spread over `processors`. activation: how many times as long moving
+    the activations takes as their bytes at full bandwidth, in kernels of their own; None counts them with the weights.
+    """
 
     flops: float
     bandwidth: float
     overlap: float = math.inf
     reread: float = 1.0
     fixed_us: float = 0.0
+    tile_shares: tuple[tuple[int, float], ...] = ()
+    block_us: float = 0.0
+    processors: int = 1
+    activation: float | None = None
 
     def __post_init__(self) -> None:
         require_positive(flops=self.flops, bandwidth=self.bandwidth)
@@ -44,29 +55,56 @@ class Calibration:
             raise ValueError(f"reread must lie in [0, 1], got {self.reread!r}")
         if not (math.isfinite(self.fixed_us) and self.fixed_us >= 0):
             raise ValueError(f"fixed_us must be finite and at least 0, got {self.fixed_us!r}")
+        if not (math.isfinite(self.block_us) and self.block_us >= 0):
+            raise ValueError(f"block_us must be finite and at least 0, got {self.block_us!r}")
+        require_positive(processors=self.processors, **{f"share_{rows}": share for rows, share in self.tile_shares})
+
+    def flops_of(self, tile: int | None) -> float:
+        """FLOP/s that tiles of this height reach."""
+        if tile is None or not self.tile_shares:
+            return self.flops
+        found = next((share for rows, share in self.tile_shares if tile <= rows), self.tile_shares[-1][1])
+        return self.flops * found
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Padded FLOPs of one forward, bytes read once, and bytes read again by further tiles of the same owner."""
+    """Padded FLOPs of one forward, bytes read once, and bytes read again by further tiles of the same owner.
+
+    activations: the part of bytes_once that is not weights or KV. tile: rows of a tile. blocks: thread blocks.
+    """
 
     flops: float
     bytes_once: float
     bytes_again: float = 0.0
+    activations: float = 0.0
+    tile: int | None = None
+    blocks: float = 0.0
 
     def share(self, ranks: int) -> Work:
         """One rank's part of work that is spread evenly."""
-        return Work(self.flops / ranks, self.bytes_once / ranks, self.bytes_again / ranks)
+        return Work(
+            self.flops / ranks,
+            self.bytes_once / ranks,
+            self.bytes_again / ranks,
+            self.activations / ranks,
+            self.tile,
+            self.blocks / ranks,
+        )
 
     def latency_us(self, c: Calibration) -> float:
         """Microseconds of this work without the fixed cost."""
-        compute = self.flops / c.flops
-        memory = (self.bytes_once + c.reread * self.bytes_again) / c.bandwidth
-        slow, fast = max(compute, memory), min(compute, memory)
+        apart = self.activations if c.activation is not None else 0.0
+        compute = self.flops / c.flops_of(self.tile)
+        memory = (self.bytes_once - apart + c.reread * self.bytes_again) / c.bandwidth
+        blocks = self.blocks / c.processors * c.block_us / 1e6
+        after = apart * (c.activation or 0.0) / c.bandwidth
+        slow = max(compute, memory, blocks)
         if math.isinf(c.overlap):
-            return slow * 1e6
-        # Scaled by the larger term so that a large exponent can't underflow.
-        return float(slow * (1 + (fast / slow) ** c.overlap) ** (1 / c.overlap) * 1e6)
+            return (slow + after) * 1e6
+        # Scaled by the largest term so that a large exponent can't underflow.
+        share = sum((term / slow) ** c.overlap for term in (compute, memory, blocks))
+        return float((slow * share ** (1 / c.overlap) + after) * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +144,35 @@ def moe_work(
     bytes_per_element: float,
     tile: TileRule,
     matrices: int = 2,
+    columns: TileRule = None,
 ) -> Work:
-    """Experts of `matrices` GEMMs (2 plain, 3 gated) of hidden x expert_width; rows padded to tiles per expert."""
+    """Experts of `matrices` GEMMs (2 plain, 3 gated) of hidden x expert_width; rows padded to tiles per expert.
+
+    columns: columns of a thread block's tile at a token count; None where they are not known: no blocks are counted.
+    """
     tokens = positions * batch
     rows_in_tile = tile(tokens) if tile is not None else None
     weights = matrices * hidden * expert_width
-    computed = once = again = 0
+    computed = once = again = tiles = 0
     for count, rows in rows_per_expert(routing, tokens, experts, top_k):
         per_expert = -(-rows // rows_in_tile) if rows_in_tile is not None else 1
         computed += count * (per_expert * rows_in_tile if rows_in_tile is not None else rows)
+        tiles += count * per_expert
         once += count * weights
         again += count * weights * (per_expert - 1)
     activations = ACTIVATION_TERMS * tokens * top_k * (hidden + expert_width)
+    blocks = 0
+    if columns is not None:
+        wide = columns(tokens)
+        # The first GEMM writes all but the last matrix side by side, the second the hidden width.
+        blocks = tiles * (-(-(matrices - 1) * expert_width // wide) - (-hidden // wide))
     return Work(
         2.0 * computed * weights,
         bytes_per_element * (once + activations),
         bytes_per_element * again,
+        bytes_per_element * activations,
+        rows_in_tile,
+        blocks,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
@@ -18,6 +18,9 @@ from pytest_nfp.cases import Backend, Case
 from pytest_nfp.measure.curve import Curve
 from pytest_nfp.principle import Point
 from pytest_nfp.recordings.errors import NoRecording
+
+if TYPE_CHECKING:
+    from pytest_nfp.recordings.library import RecordedCurve
 
 SYSTEMS = {"h200": "h200_sxm", "h100": "h100_sxm", "a100": "a100_sxm", "l40s": "l40s", "b200": "b200_sxm"}
 OPS = {"dense": "gemm", "moe": "moe"}
@@ -68,6 +71,11 @@ def table_path(gpu: str, framework: str, release: str, module: str) -> Path:
         held = ", ".join(str(b) for b in releases(gpu, module)) or "none"
         raise NoRecording(f"no recording of {Backend(framework, release)} on {gpu}; there are {held}")
     return path
+
+
+def path_of_curve(curve: RecordedCurve) -> Path:
+    """The table that a curve was read from."""
+    return table_path(curve.gpu, curve.framework, curve.release, curve.module)
 
 
 def source_of(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,9 +161,41 @@ def test_latency_lies_between_the_maximum_and_the_sum(f: float, b: float, p: flo
         ({"overlap": 0.5}, "overlap must be at least 1"),
         ({"reread": 1.5}, "reread must lie in"),
         ({"fixed_us": -1}, "fixed_us"),
+        ({"block_us": -1}, "block_us"),
+        ({"processors": 0}, "processors"),
+        ({"tile_shares": ((16, 0.0),)}, "share_16"),
     ],
 )
-def test_a_calibration_that_means_nothing_is_refused(changed: dict[str, float], message: str) -> None:
+def test_a_calibration_that_means_nothing_is_refused(changed: dict[str, object], message: str) -> None:
     """Each number has its range."""
     with pytest.raises(ValueError, match=message):
-        Calibration(**({"flops": 1e12, "bandwidth": 1e12} | changed))
+        Calibration(**({"flops": 1e12, "bandwidth": 1e12} | changed))  # type: ignore[arg-type]
+
+
+def test_a_small_tile_reaches_a_smaller_share_of_the_compute() -> None:
+    """By the first height that holds it; higher tiles reach the last share, a kernel without a tile all of it."""
+    c = Calibration(1e12, 1e12, tile_shares=((16, 0.25), (64, 0.5), (128, 0.8)))
+    assert [c.flops_of(t) for t in (8, 16, 32, 64, 128, 256, None)] == [
+        pytest.approx(1e12 * share) for share in (0.25, 0.25, 0.5, 0.5, 0.8, 0.8, 1.0)
+    ]
+
+
+def test_blocks_of_their_own_cost_over_the_processors() -> None:
+    """Tiles times the columns of both GEMMs; narrower blocks are more of them, and only their own time counts."""
+    wide, narrow = (
+        moe_work(16, 1, "balanced", 8, 2, 2048, 512, 2.0, lambda m: 16, 3, lambda m, n=n: n)  # type: ignore[misc]
+        for n in (128, 64)
+    )
+    assert wide.blocks == 8 * (2 * 512 // 128 + 2048 // 128)
+    assert narrow.blocks == 2 * wide.blocks
+    c = Calibration(1e18, 1e18, block_us=2.0, processors=4)
+    assert narrow.latency_us(c) == pytest.approx(narrow.blocks / 4 * 2.0)
+    assert wide.latency_us(replace(c, block_us=0.0)) < 1e-3
+
+
+def test_activations_apart_are_a_time_of_their_own() -> None:
+    """Moved by small kernels after the GEMMs: outside the overlap, at their own factor."""
+    w = Work(0.0, 3e9, 0.0, 1e9)
+    assert w.latency_us(Calibration(1e12, 1e12)) == pytest.approx(3000)
+    assert w.latency_us(Calibration(1e12, 1e12, activation=1.5)) == pytest.approx(2000 + 1500)
+    assert w.share(2).activations == 5e8

@@ -1,0 +1,378 @@
+"""Fit the tile roofline to recorded curves, and say how well it does on shapes that it has not seen.
+
+One calibration a GPU, framework, kernel and dtype: effective bandwidth and compute, share of the compute by tile height, overlap,
+re-read share, a thread block's own time, the activations' factor, a fixed cost. Least squares on the logarithms of T and of
+T(N)/T(N0) with a robust loss, every curve with the same weight, from two starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pytest_nfp import catalog
+from pytest_nfp.granularity import ExpertShape, Granularity, Query, RuleUnknown, device_facts, read_many
+from pytest_nfp.principle import Calibration, Point, dense_work, find_boundary, moe_work
+from pytest_nfp.principle.tile_roofline import Work
+from pytest_nfp.recordings.library import WEIGHT_BYTES, RecordedCurve
+
+TILES = (16, 32, 64, 128)
+LAST_ROWS = 4096
+TOLERANCE = 0.20
+FIT_POINTS = 24
+FOLDS = 4
+MIN_SHAPES = 8
+PROCESSORS = {"h20": 78, "h100": 132, "h200": 132, "a100": 108, "l40s": 142, "b200": 148}
+"""Streaming multiprocessors, by the vendor's datasheets."""
+TRITON = ("sglang_fused_moe_triton", "vllm_fused_moe", "vllm_unquantizedfusedmoe_triton_tritonexperts")
+"""Kernels that the fused-MoE tile rule describes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A recorded curve with the map of its release's own rule, and the work of the kernel at every row count.
+
+    granularity None: a dense GEMM, whose library publishes no rule.
+    """
+
+    curve: RecordedCurve
+    granularity: Granularity | None
+    work: tuple[Work, ...]
+
+
+class Fitted(BaseModel):
+    """A calibration as catalog/calibrations.yaml holds it.
+
+    error: median |T predicted / T - 1| on held-out shapes; within_one_step: share of held-out curves whose N_max lies within
+    one grid step; spread and latency_spread: 5th and 95th percentile of the predicted over the recorded T(N)/T(N0), and over
+    the recorded T, on held-out shapes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    gpu: str
+    framework: str
+    kernel: str
+    module: Literal["dense", "moe"]
+    dtype: str
+    flops: Annotated[float, Field(gt=0)]
+    bandwidth: Annotated[float, Field(gt=0)]
+    overlap: Annotated[float, Field(ge=1)]
+    reread: Annotated[float, Field(ge=0, le=1)]
+    fixed_us: Annotated[float, Field(ge=0)]
+    tile_shares: tuple[tuple[int, float], ...]
+    block_us: Annotated[float, Field(ge=0)]
+    processors: Annotated[int, Field(gt=0)]
+    activation: Annotated[float, Field(ge=0)]
+    curves: int
+    shapes: int
+    error: float
+    within_one_step: float
+    spread: tuple[float, float]
+    latency_spread: tuple[float, float]
+    releases: tuple[str, ...]
+    source: str
+    sha256: str
+
+    def calibration(self) -> Calibration:
+        """What the tile roofline runs on."""
+        return Calibration(
+            self.flops,
+            self.bandwidth,
+            self.overlap,
+            self.reread,
+            self.fixed_us,
+            self.tile_shares,
+            self.block_us,
+            self.processors,
+            self.activation,
+        )
+
+
+class NoFit(Exception):
+    """No calibration can be given; the message says why."""
+
+
+def join(curves: Sequence[RecordedCurve]) -> tuple[list[Joined], dict[str, int]]:
+    """Curves whose kernel the tile rule describes, with their maps; and how many were left out for which reason."""
+    left_out: dict[str, int] = {}
+    if all(c.module == "dense" for c in curves):
+        return [Joined(c, None, tuple(work_of(c, None, p.positions) for p in c.points)) for c in curves], {}
+    described = [c for c in curves if c.kernel in TRITON]
+    if other := len(curves) - len(described):
+        left_out["another kernel than the one that the tile rule describes"] = other
+    queries = [
+        Query(
+            c.framework,
+            c.release,
+            device_facts(catalog.gpu(c.gpu)),
+            ExpertShape(c.experts, c.width, c.hidden, c.top_k),
+            c.dtype,
+        )
+        for c in described
+    ]
+    joined = []
+    for curve, found in zip(described, read_many(queries), strict=True):
+        if isinstance(found, RuleUnknown):
+            reason = f"the rule is unknown: {found}"
+            left_out[reason] = left_out.get(reason, 0) + 1
+        else:
+            joined.append(Joined(curve, found, tuple(work_of(curve, found, p.positions) for p in curve.points)))
+    return joined, left_out
+
+
+def work_of(curve: RecordedCurve, granularity: Granularity | None, rows: int) -> Work:
+    """What the kernel does for `rows` tokens under balanced routing, or rows of a GEMM."""
+    s = WEIGHT_BYTES[curve.dtype]
+    if granularity is None:
+        return dense_work(rows, 1, [(curve.width, curve.hidden)], s, None)
+    return moe_work(
+        rows,
+        1,
+        "balanced",
+        curve.experts,
+        curve.top_k,
+        curve.hidden,
+        curve.width,
+        s,
+        granularity.tile,
+        3,
+        lambda tokens: granularity.parameter("BLOCK_SIZE_N", tokens) or 64,
+    )
+
+
+def fit(joined: Sequence[Joined]) -> Calibration:
+    """The calibration of these curves' kernel. Raises NoFit where too few shapes are there or the fit does not converge."""
+    from scipy.optimize import least_squares
+
+    if len({j.curve.shape for j in joined}) < MIN_SHAPES:
+        raise NoFit(f"{len({j.curve.shape for j in joined})} shapes are too few: a fit needs {MIN_SHAPES}")
+    gpu = catalog.gpu(joined[0].curve.gpu)
+    processors = PROCESSORS.get(gpu.name, 132)
+    tiles = [t for t in TILES if any(w.tile == t for j in joined for w in j.work)]
+    curves = [
+        _thinned([(w, math.log(p.latency_us)) for w, p in zip(j.work, j.curve.points, strict=True) if _is_used(j, p)])
+        for j in joined
+    ]
+
+    def calibration(x: Sequence[float]) -> Calibration:
+        bandwidth, overlap, fixed, reread, activation, block, *shares = x
+        return Calibration(
+            gpu.peak_flops * (1.0 if tiles else math.exp(shares[0])),
+            gpu.bandwidth * math.exp(bandwidth),
+            math.exp(overlap),
+            reread,
+            math.exp(fixed),
+            tuple((t, math.exp(s)) for t, s in zip(tiles, shares, strict=True)) if tiles else (),
+            math.exp(block),
+            processors,
+            math.exp(activation),
+        )
+
+    def residuals(x: Sequence[float]) -> list[float]:
+        c = calibration(x)
+        found: list[float] = []
+        for curve in curves:
+            errors = [math.log(w.latency_us(c) + c.fixed_us) - t for w, t in curve]
+            # T itself, and its ratio to T(N0), which is what a boundary is read from; every curve weighs the same.
+            weight = 1 / math.sqrt(len(errors))
+            found += [e * weight for e in errors] + [(e - errors[0]) * weight for e in errors]
+        return found
+
+    # Bounds, and whether reaching one means that the effect is absent (or whole) and not that the fit escapes.
+    heights = len(tiles) or 1
+    bounds = [
+        (
+            -2.0,
+            0.05,
+            False,
+            True,
+        ),  # bandwidth: at most the peak, and the little that stays in the cache between forwards
+        (0.0, 3.0, True, True),  # overlap: 1 is none, 20 is full
+        (-3.0, 4.5, True, False),  # fixed cost: 0.05 to 90 us
+        (0.0, 1.0, True, True),  # share of a second tile's read that misses the cache
+        (-3.0, 3.0, True, False),  # activations
+        (-7.0, 3.0, True, False),  # a block's own time: a nanosecond is none
+        *[(-4.0, 0.0, False, True)] * heights,  # share of the peak: all of it where compute never limits
+    ]
+    low, high = [b[0] for b in bounds], [b[1] for b in bounds]
+    starts = [[-0.2, overlap, 2.5, 0.3, 0.0, -1.0, *[-0.5] * heights] for overlap in (0.7, 1.8)]
+    found = [least_squares(residuals, x, bounds=(low, high), loss="soft_l1", f_scale=0.05) for x in starts]
+    best = min(found, key=lambda f: f.cost)
+    if best.status <= 0:
+        raise NoFit(f"the fit does not converge: {best.message}")
+    names = (
+        "bandwidth",
+        "overlap",
+        "fixed cost",
+        "re-read share",
+        "activations",
+        "block",
+        *(f"tile {t}" for t in tiles or (0,)),
+    )
+    for name, x, (least, most, at_least, at_most) in zip(names, best.x, bounds, strict=True):
+        edge = 1e-3 * (most - least)
+        if (x < least + edge and not at_least) or (x > most - edge and not at_most):
+            raise NoFit(f"the fit sits on a bound: {name} at {x:.2f}, between {least} and {most}")
+    return calibration([float(v) for v in best.x])
+
+
+def _thinned(points: list[tuple[Work, float]]) -> list[tuple[Work, float]]:
+    """At most FIT_POINTS of them, evenly, the first always: a GEMM's table has three times as many, and no more to say."""
+    return points[:: -(-len(points) // FIT_POINTS)]
+
+
+def _is_used(j: Joined, p: Point) -> bool:
+    return j.curve.base <= p.positions <= LAST_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """How predictions do on curves that their calibration has not seen.
+
+    signed: T predicted / T - 1 at every used point. steps: distance of N_max and of n_first_exit in grid steps, a curve.
+    ratios: predicted over recorded T(N)/T(N0).
+    """
+
+    signed: tuple[float, ...]
+    steps: tuple[int, ...]
+    exit_steps: tuple[int, ...]
+    ratios: tuple[float, ...]
+
+    def __add__(self, other: HeldOut) -> HeldOut:
+        return HeldOut(
+            self.signed + other.signed,
+            self.steps + other.steps,
+            self.exit_steps + other.exit_steps,
+            self.ratios + other.ratios,
+        )
+
+    @property
+    def error(self) -> float:
+        """Median of the relative error, whatever its sign."""
+        return median(abs(e) for e in self.signed)
+
+    @property
+    def within_one_step(self) -> float:
+        """Share of curves."""
+        return sum(s <= 1 for s in self.steps) / len(self.steps)
+
+
+NOTHING = HeldOut((), (), (), ())
+
+
+def judge(joined: Iterable[Joined], predict: Callable[[Joined], Sequence[float]]) -> HeldOut:
+    """Hold predicted latencies (one for each point of a curve) to the recorded ones."""
+    total = NOTHING
+    for j in joined:
+        c = j.curve
+        pairs = [
+            (p, Point(p.positions, t))
+            for p, t in zip(c.points, predict(j), strict=True)
+            if c.base <= p.positions <= LAST_ROWS
+        ]
+        real, model = ([pair[i] for pair in pairs] for i in (0, 1))
+        grid = [p.positions for p in real]
+        a, b = (find_boundary(points, TOLERANCE, c.base) for points in (real, model))
+        total += HeldOut(
+            tuple(m.latency_us / r.latency_us - 1 for r, m in pairs),
+            (abs(grid.index(a.n_max) - grid.index(b.n_max)),),
+            (abs(grid.index(a.n_first_exit) - grid.index(b.n_first_exit)),),
+            tuple((m.latency_us / model[0].latency_us) / (r.latency_us / real[0].latency_us) for r, m in pairs[1:]),
+        )
+    return total
+
+
+def by_calibration(c: Calibration) -> Callable[[Joined], list[float]]:
+    """The tile roofline's latencies."""
+    return lambda j: [w.latency_us(c) + c.fixed_us for w in j.work]
+
+
+def folds(joined: Sequence[Joined], count: int = FOLDS) -> list[tuple[list[Joined], list[Joined]]]:
+    """(fitted on, held out): all curves of a shape on one side; the same for the same shapes."""
+    shapes = sorted({j.curve.shape for j in joined})
+    random.Random(0).shuffle(shapes)  # noqa: S311  # an order, not a secret
+    fold = {shape: i % count for i, shape in enumerate(shapes)}
+    return [
+        ([j for j in joined if fold[j.curve.shape] != i], [j for j in joined if fold[j.curve.shape] == i])
+        for i in range(count)
+    ]
+
+
+def cross_validate(joined: Sequence[Joined]) -> HeldOut:
+    """Every shape judged by a calibration that has not seen it. Raises NoFit."""
+    total = NOTHING
+    for seen, unseen in folds(joined):
+        total += judge(unseen, by_calibration(fit(seen)))
+    return total
+
+
+def calibrate(joined: Sequence[Joined], path_of: Callable[[RecordedCurve], Path]) -> Fitted:
+    """The calibration of one GPU, framework, kernel and dtype, with its cross-validated figures. Raises NoFit."""
+    c = fit(joined)
+    held_out = cross_validate(joined)
+    first = joined[0].curve
+    digest = hashlib.sha256()
+    for path in sorted({path_of(j.curve) for j in joined}):
+        digest.update(path.read_bytes())
+    return Fitted(
+        gpu=first.gpu,
+        framework=first.framework,
+        kernel="triton" if first.module == "moe" else "gemm",
+        module=first.module,
+        dtype=first.dtype,
+        flops=_round(c.flops),
+        bandwidth=_round(c.bandwidth),
+        overlap=round(c.overlap, 3),
+        reread=round(c.reread, 3),
+        fixed_us=round(c.fixed_us, 2),
+        tile_shares=tuple((t, round(s, 3)) for t, s in c.tile_shares),
+        block_us=round(c.block_us, 4),
+        processors=c.processors,
+        activation=round(c.activation or 0.0, 3),
+        curves=len(joined),
+        shapes=len({j.curve.shape for j in joined}),
+        error=round(held_out.error, 4),
+        within_one_step=round(held_out.within_one_step, 3),
+        spread=_percentiles(held_out.ratios),
+        latency_spread=_percentiles([1 + e for e in held_out.signed]),
+        releases=tuple(sorted({j.curve.release for j in joined})),
+        source=first.source.partition(":")[0],
+        sha256=digest.hexdigest(),
+    )
+
+
+def _percentiles(values: Sequence[float]) -> tuple[float, float]:
+    """The 5th and the 95th."""
+    ordered = sorted(values)
+    return round(ordered[len(ordered) // 20], 3), round(ordered[-(len(ordered) // 20) - 1], 3)
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+class CalibrationsFile(BaseModel):
+    """catalog/calibrations.yaml."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    schema_: Literal[1] = Field(alias="schema")
+    calibrations: tuple[Fitted, ...]
+
+
+def text_of(fitted: Sequence[Fitted]) -> str:
+    """The file's text: a stable order, the same bytes for the same recordings."""
+    import yaml
+
+    rows: list[dict[str, Any]] = [
+        f.model_dump(mode="json") for f in sorted(fitted, key=lambda f: (f.gpu, f.framework, f.kernel, f.dtype))
+    ]
+    body: str = yaml.safe_dump({"schema": 1, "calibrations": rows}, sort_keys=False, default_flow_style=None, width=140)
+    return "# Written by `nfp calibrate --from recorded`: the tile roofline fitted to recorded curves.\n" + body

@@ -1,0 +1,112 @@
+"""The fit finds planted numbers, keeps shapes apart, and gives none where there is nothing to fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pytest_nfp.catalog import CALIBRATIONS
+from pytest_nfp.granularity import Granularity, Range
+from pytest_nfp.principle import Calibration, Point
+from pytest_nfp.recordings import fit
+from pytest_nfp.recordings.fit import CalibrationsFile, Joined, NoFit
+from pytest_nfp.recordings.library import RecordedCurve
+
+GRID = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
+MAP = Granularity(
+    "vllm", "9", "moe", "bf16", "NVIDIA H200", (Range(1, 32, 16), Range(33, 96, 32), Range(97, 512, 64), Range(513, 8192, 128)),
+    "triton", "", "a", "b", "index", parameters=((1, 64, "BLOCK_SIZE_N=64"), (65, 8192, "BLOCK_SIZE_N=128")),
+)  # fmt: skip
+PLANTED = Calibration(
+    989.5e12, 0.8 * 4.8e12, 3.0, 0.3, 20.0, ((16, 0.3), (32, 0.4), (64, 0.6), (128, 0.7)), 0.5, 132, 1.5
+)
+SHAPES = [(e, k, d, f) for e, k in ((64, 8), (128, 8), (16, 2)) for d in (2048, 4096) for f in (768, 1536, 3072)]
+
+
+def joined(c: Calibration = PLANTED, count: int = len(SHAPES)) -> list[Joined]:
+    """Curves of the planted roofline, one a shape."""
+    found = []
+    for experts, top_k, hidden, width in SHAPES[:count]:
+        empty = RecordedCurve(
+            "h200",
+            "vllm",
+            "9",
+            "moe",
+            "bf16",
+            fit.TRITON[0],
+            experts,
+            top_k,
+            hidden,
+            width,
+            1,
+            "balanced",
+            16,
+            (),
+            "a: b",
+        )
+        work = tuple(fit.work_of(empty, MAP, m) for m in GRID)
+        points = tuple(Point(m, w.latency_us(c) + c.fixed_us) for m, w in zip(GRID, work, strict=True))
+        found.append(Joined(replace(empty, points=points), MAP, work))
+    return found
+
+
+def test_planted_numbers_come_back() -> None:
+    """Bandwidth within 3%, compute of every tile height that a curve reaches within 10%, and shapes that were left out are met."""
+    c = fit.fit(joined())
+    assert c.bandwidth == pytest.approx(PLANTED.bandwidth, rel=0.03)
+    assert dict(c.tile_shares)[128] == pytest.approx(0.7, rel=0.10)
+    held_out = fit.cross_validate(joined())
+    assert held_out.error < 0.02
+    assert held_out.within_one_step == 1.0
+    assert len(held_out.steps) == len(SHAPES)
+
+
+def test_a_shape_is_never_on_both_sides() -> None:
+    """Every fold holds out each of its shapes with all curves; together the folds hold out each curve once."""
+    both = [*joined(), *joined()]
+    seen_out: list[int] = []
+    for seen, unseen in fit.folds(both):
+        assert not {j.curve.shape for j in seen} & {j.curve.shape for j in unseen}
+        seen_out += [id(j) for j in unseen]
+    assert sorted(seen_out) == sorted(id(j) for j in both)
+
+
+def test_too_few_shapes_give_no_calibration() -> None:
+    """With how many there are and how many it takes."""
+    with pytest.raises(NoFit, match="3 shapes are too few: a fit needs 8"):
+        fit.fit(joined(count=3))
+
+
+def test_a_calibration_is_the_same_bytes_twice_and_reads_back(tmp_path: Path) -> None:
+    """Schema, provenance, cross-validated error."""
+    table = tmp_path / "t.parquet"
+    table.write_bytes(b"x")
+    texts = [fit.text_of([fit.calibrate(joined(), lambda c: table)]) for _ in range(2)]
+    assert texts[0] == texts[1]
+    (found,) = CalibrationsFile.model_validate(yaml.safe_load(texts[0])).calibrations
+    assert (found.gpu, found.framework, found.kernel, found.dtype) == ("h200", "vllm", "triton", "bf16")
+    assert (found.curves, found.shapes, found.releases) == (len(SHAPES), len(SHAPES), ("9",))
+    assert found.spread[0] <= 1 <= found.spread[1]
+    assert len(found.sha256) == 64
+    assert found.calibration().tile_shares == found.tile_shares
+
+
+def test_what_another_kernel_ran_is_left_out() -> None:
+    """The tile rule describes the Triton path."""
+    one = replace(joined()[0].curve, kernel="sglang_flashinfer_cutlass_moe")
+    assert fit.join([one]) == ([], {"another kernel than the one that the tile rule describes": 1})
+
+
+def test_the_catalogs_calibrations_say_how_good_they_are() -> None:
+    """Every one with its source, hash, curves and cross-validated error; none without cross-validation."""
+    found = CalibrationsFile.model_validate(yaml.safe_load(CALIBRATIONS.read_text())).calibrations
+    assert {(c.gpu, c.framework) for c in found if c.kernel == "triton"} >= {("h100", "vllm"), ("h200", "sglang")}
+    for c in found:
+        assert 0 < c.error < 0.25
+        assert 0 <= c.within_one_step <= 1
+        assert c.spread[0] < 1 < c.spread[1]
+        assert c.shapes >= fit.MIN_SHAPES
+        assert c.source.startswith("aiconfigurator-core")

@@ -217,6 +217,20 @@ def test_other_tile_parameters_are_a_warning_not_a_change(capsys: pytest.Capture
     assert "other tile parameters changed" in out
 
 
+def test_a_change_that_moves_no_boundary_need_not_fail(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """--fail-on=boundary: tiles far past every predicted N_max are told and exit 0; an earlier switch exits 1."""
+    rules = {"98.1": "((256, 16),)", "98.2": "((256, 16), (4000, 64), (4050, 128))", "98.3": "((32, 16), (96, 32))"}
+    for version, limits in rules.items():
+        releases.vllm(tmp_path, version, releases.VLLM_RULE.replace("((32, 16), (96, 32))", limits))
+    case = ["--gpu", "h20", "--model", "llada-2.1-mini", "--artifacts", str(tmp_path)]
+    far = run(capsys, "diff", "vllm==98.1", "vllm==98.2", *case)
+    assert far[0] == 1
+    assert "4001..4050 tokens: 64 to 128 rows" in far[1]
+    assert "moves no predicted boundary and no kernel" in far[1]
+    assert run(capsys, "diff", "vllm==98.1", "vllm==98.2", *case, "--fail-on=boundary")[0] == 0
+    assert run(capsys, "diff", "vllm==98.1", "vllm==98.3", *case, "--fail-on=boundary")[0] == 1
+
+
 def test_expert_parallelism_changes_what_a_rank_holds(capsys: pytest.CaptureFixture[str], archives: Path) -> None:
     """TP to EP is a change by itself: the rule sees the local experts and the whole width."""
     rule = OLD_RULE.replace("((256, 16),)", "((256, 16),)").replace(

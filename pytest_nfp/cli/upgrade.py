@@ -34,6 +34,12 @@ def add(commands: Any) -> None:
     p.add_argument("after", metavar="FRAMEWORK==B")
     options.add_choice(p)
     options.add_parallel(p, "ranks on both sides, such as tp8; or before..after: tp8..ep8 (default tp1)")
+    p.add_argument(
+        "--fail-on",
+        choices=("any", "boundary"),
+        default="any",
+        help="exit 1 for any change (default), or only for one that moves a predicted N_max or the kernel",
+    )
     options.add_artifacts(p)
     shape = p.add_mutually_exclusive_group()
     shape.add_argument("--markdown", action="store_true", help="a table for a pull-request comment")
@@ -103,7 +109,8 @@ def run_diff(given: argparse.Namespace) -> int:
     for c in unknown:
         print(f"{c.case.gpu} {c.case.subject.name}: unknown in both: {c.before.unknown}", file=sys.stderr)
     # What is unknown on both sides was not compared: that is no clean bill either.
-    return EXIT_CHANGED if changes or unknown else 0
+    failing = [c for c in changes if given.fail_on == "any" or c.moves_boundary]
+    return EXIT_CHANGED if failing or unknown else 0
 
 
 def _text(
@@ -143,8 +150,10 @@ def _in_words(c: Change) -> list[str]:
             return [f"unknown {when}: {side.unknown}"]
     unit = "tokens" if c.case.module == "moe" else "query rows"
     lines = [f"{first}..{last} {unit}: {old} to {new} rows" for first, last, old, new in c.tiles]
-    if not lines:
-        lines = ["tiles are the same"]
+    if not c.moves_boundary:
+        lines.append("moves no predicted boundary and no kernel")
+    if not c.tiles:
+        lines.insert(0, "tiles are the same")
     if c.rank:
         lines.insert(0, f"one rank holds {c.rank[1]}, before {c.rank[0]}")
     if c.kernel:

@@ -32,6 +32,7 @@ from pytest_nfp.verdict import (
     changes_in_words,
     effect_in_words,
     explain,
+    gate_by_boundary,
     held_to,
     judge_boundary,
     judge_granularity,
@@ -276,6 +277,8 @@ class Session:
         tiles = stored[0].granularity.get(granularity_key(case)) if stored else None
         effect = effect_in_words(predicted, stored[0].cases.get(case.key) if stored else None)
         verdict = judge_granularity(granularity, tiles, stored[1] if stored else "", effect, reach_of(stored, case))
+        if verdict.outcome == "FAIL" and self.settings.gate == "boundary" and stored is not None and tiles is not None:
+            verdict = gate_by_boundary(verdict, granularity, tiles, predicted, stored[0].cases.get(case.key))
         verdict = self._require_baseline(verdict, tiles is not None)
         if self._is_update(stored, tiles is not None, verdict):
             file = self._update_file(case)

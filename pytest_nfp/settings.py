@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Measure = Literal["auto", "device", "recorded", "none"]
 Protocol = Literal["adaptive", "paper", "quick"]
+Gate = Literal["any", "boundary"]
 Update = Literal["missing", "changed", "all"]
 
 
@@ -125,6 +126,12 @@ OPTIONS = (
         "clock of a measurement: auto (cuda-events on a GPU), perf-counter, cuda-events, cuda-graph, cupti",
     ),
     Option("samples", False, _yes, "keep every sample in the record, for rank tests by nfp compare", flag=True),
+    Option(
+        "gate",
+        "any",
+        _choice(get_args(Gate)),
+        "what fails a granularity test: any change of tiles (default), or boundary: one that moves N_max or the kernel",
+    ),
     Option("require-device", False, _yes, "a boundary that can't be decided here is an error, not a skip", flag=True),
     Option("require-baseline", False, _yes, "a case without a baseline fails", flag=True),
     Option("baselines", None, Path, "folder of baselines (default: baselines/ of the project, else the shipped ones)"),
@@ -159,6 +166,7 @@ class Settings:
     protocol: Protocol = "adaptive"
     timer: str = "auto"
     samples: bool = False
+    gate: Gate = "any"
     require_device: bool = False
     require_baseline: bool = False
     baselines: Path | None = None

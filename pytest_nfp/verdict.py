@@ -79,6 +79,18 @@ def judge_granularity(
     return Verdict("PASS", tuple(notes))
 
 
+def gate_by_boundary(
+    verdict: Verdict, granularity: Granularity, baseline: Tiles, predicted: Predicted, case: CaseBaseline | None
+) -> Verdict:
+    """A failure by changed tiles as a warning, where neither the kernel nor a predicted N_max of the case moved."""
+    if granularity.kernel != baseline.kernel or case is None or case.predicted is None:
+        return verdict
+    before = case.predicted.model_dump()
+    if any(term["n_max"] != before[predictor]["n_max"] for predictor, term in predicted.as_dict().items()):
+        return verdict
+    return Verdict("PASS", tuple(f"warning, as it moves no predicted boundary: {r}" for r in verdict.reasons))
+
+
 def effect_in_words(predicted: Predicted, baseline: CaseBaseline | None) -> str:
     """ "N_max 64 to 32 by the principle (branch), 176 to 512 by the tile roofline"."""
     if baseline is None or baseline.predicted is None:

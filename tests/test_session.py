@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nfp import backends, catalog
+from pytest_nfp import backends, baselines, catalog
 from pytest_nfp import session as session_module
 from pytest_nfp.backends import Prepared
 from pytest_nfp.baselines import BaselineFile
@@ -135,6 +135,34 @@ def test_the_reach_of_a_map_is_where_its_last_measured_boundary_was_decided() ->
     stored[0].cases = {k: c for k, c in stored[0].cases.items() if c.measured is not None}
     assert reach_of(stored, case) == 768
     assert reach_of(None, case) is None
+
+
+@pytest.mark.parametrize(
+    ("tiles", "any_change", "boundary"),
+    [
+        ([(1, 256, 16), (257, 4000, 64), (4001, 4096, 128)], "FAIL", "PASS"),
+        ([(1, 128, 16), (129, 4096, 64)], "FAIL", "FAIL"),
+        ([(1, 256, 16), (257, 4096, 64)], "PASS", "PASS"),
+    ],
+)
+def test_the_gate_may_look_at_the_boundary_alone(
+    tmp_path: Path, tiles: list[tuple[int, int, int]], any_change: str, boundary: str
+) -> None:
+    """A tile that changed far past every predicted N_max is a warning by --nfp-gate=boundary; one that moves it fails."""
+    stored = baselines.load(PROJECT / "baselines", "h20", Backend("vllm", "0.9.1"), "llada-2.1-mini")
+    assert stored is not None
+    stored.granularity = {k: t.model_copy(update={"tiles": tiles}) for k, t in stored.granularity.items()}
+    moved = tiles[0][1] != 256
+    for entry in stored.cases.values():
+        if moved and entry.predicted is not None:
+            entry.predicted.principle.n_max = 128
+    baselines.write(tmp_path, [(Backend("vllm", "0.9.1"), stored)])
+    for gate, outcome in (("any", any_change), ("boundary", boundary)):
+        s = session(gpu=("h20",), model=("llada-2.1-mini",), backend=("vllm==0.9.1",), baselines=tmp_path, gate=gate)
+        verdict = s.check_granularity(s.expand("granularity", "moe")[0])
+        assert verdict.outcome == outcome, verdict
+        if gate == "boundary" and any_change != boundary:
+            assert verdict.reasons[0].startswith("warning, as it moves no predicted boundary: granularity changed")
 
 
 DENSE = next(expand("cpu", Backend("torch", "2.13.0"), "dense", catalog.model("dense-ffn-2048x6144")))

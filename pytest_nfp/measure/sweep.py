@@ -243,8 +243,7 @@ class _Search:
         points = self._points()
         warm, figures["cold_cache"] = trust.cold_cache(bytes_rotated, self._device.cache_bytes)
         reasons += [warm] if warm else []
-        if mixed := trust.graph_modes(modes):
-            reasons.append(mixed)
+        reasons += [r for r in (trust.graph_modes(modes), trust.does_not_depend(points, self._base)) if r]
         kernels: dict[int, str] = {}
         if not partial:
             checked = [

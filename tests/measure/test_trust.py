@@ -205,3 +205,8 @@ def test_t_that_does_not_depend_on_n() -> None:
     assert "no N_max is claimed" in trust.does_not_depend([Point(n, 100.0) for n in (1, 4, 16, 64)], 1)
     assert trust.does_not_depend([Point(n, 100.0) for n in (1, 2, 4, 8)], 1) == ""
     assert trust.does_not_depend([Point(n, 100.0 + n / 10) for n in (1, 4, 16, 64)], 1) == ""
+
+
+def test_every_sweep_looks_whether_t_depends_on_n() -> None:
+    """A suite's case or a user's own forward: the sweep itself says so."""
+    only_reason(measured(Simulated(lambda n: 100.0), [1, 64]), "T does not depend on N: from 1 to 64 positions")

@@ -22,6 +22,7 @@ from pytest_nfp.measure import PROTOCOLS, sweep
 from pytest_nfp.measure.protocol import PAPER_FORWARDS
 from pytest_nfp.principle import Boundary, Point, find_boundary
 from pytest_nfp.principle.agreement import match_slack
+from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.session import own_case
 from pytest_nfp.testing import Latency, Noise, Simulated, roofline, staircase, with_hole
 from pytest_nfp.verdict import judge_boundary
@@ -208,9 +209,8 @@ def on_cpu(wanted: str) -> None:
                     found.append((curve.boundary(TOLERANCE), curve.counts))
                 (paper, spent), (mine, cost) = found
                 assert paper is not None and mine is not None
-                low, high = mine.n_max_interval
                 print(
-                    f"{case.key[:50]:<52} {paper.n_max:>9}  {mine.n_max:>8}  [{low}, {'..' if high is None else high}]"
+                    f"{case.key[:50]:<52} {paper.n_max:>9}  {mine.n_max:>8}  {bracketed(mine.n_max_interval)}"
                     f"  {cost['forwards']:>6}/{spent['forwards']}  {cost['seconds']:.1f}/{spent['seconds']:.1f}"
                     f"  1/{spent['seconds'] / cost['seconds']:.0f}",
                     flush=True,

@@ -71,6 +71,19 @@ def held_out_shapes(
     return total
 
 
+WITHOUT: dict[str, dict[str, object]] = {
+    "tile heights": {"tile": None},
+    "thread blocks": {"blocks": 0.0},
+    "activations apart": {"activations": 0.0},
+}
+"""What a part of the arithmetic stands on: without it, the part is absent from the fit too."""
+
+
+def without(joined: Sequence[Joined], parts: Sequence[str]) -> list[Joined]:
+    changed = {name: value for part in parts for name, value in WITHOUT[part].items()}
+    return [replace(j, work=tuple(replace(w, **changed) for w in j.work)) for j in joined]  # type: ignore[arg-type]
+
+
 def table(gpu: str, framework: str, module: library.Module, dtype: str) -> None:
     found = [c for c in library.read_all([gpu], module, dtype).curves if c.framework == framework]
     curves = [c for c in found if c.distribution in ("", "balanced")]
@@ -89,6 +102,10 @@ def table(gpu: str, framework: str, module: library.Module, dtype: str) -> None:
             "tile roofline, calibrated, held-out shapes",
             held_out_shapes(joined, lambda seen: by_calibration(fit(seen))),
         )
+        if module == "moe":
+            for parts in (*((part,) for part in WITHOUT), tuple(WITHOUT)):
+                name = f"  the same without {parts[0] if len(parts) == 1 else 'all three'}"
+                row(name, held_out_shapes(without(joined, parts), lambda seen: by_calibration(fit(seen))))
         if len(releases) > 1:
             old, new = ([j for j in joined if j.curve.release == r] for r in (releases[0], releases[-1]))
             row(f"  the same, fitted on {releases[0]}, judged on {releases[-1]}", judge(new, by_calibration(fit(old))))

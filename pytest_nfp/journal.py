@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,13 @@ class Journal:
 
     def __init__(self, path: Path, run: Mapping[str, Any], past: Past) -> None:
         self.path = path
-        self._machines: set[str] = set()
+        self._machines = set(past.machines)
         # What an earlier run measured is in place before its file can be lost: both may be the same.
         lines: list[tuple[str, Any]] = [("run", dict(run))]
         lines += [("machine", {"gpu": gpu, **machine}) for gpu, machine in past.machines.items()]
         lines += [("case", case.model_dump(mode="json")) for case in past.cases.values()]
         lines += [("update", update) for update in past.updates]
         write_atomically(path, "".join(_text(kind, data) for kind, data in lines))
-        self._machines |= set(past.machines)
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, collected: Mapping[str, Any]) -> None:
@@ -84,7 +83,7 @@ def read(path: Path) -> Past:
         run = {n: getattr(record, n) for n in ("tolerance", "match_tolerance", "protocol", "seed")}
         return Past(run, {record.gpu: record.machine}, {c.id: c for c in record.cases})
     lines = text.split("\n")
-    past = Past(updates=())
+    past = Past()
     updates: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         if not line:
@@ -106,4 +105,4 @@ def read(path: Path) -> Past:
             if number == len(lines):  # Without its line end: the run was killed while it wrote this.
                 continue
             raise FileError(f"{path}:{number}: not a line of a journal: {str(error).splitlines()[0]}") from error
-    return Past(past.run, past.machines, past.cases, tuple(updates))
+    return replace(past, updates=tuple(updates))

@@ -12,7 +12,7 @@ from pytest_nfp.principle import Boundary
 from pytest_nfp.principle.agreement import compare as agree
 from pytest_nfp.principle.agreement import match_slack, sweep_step
 from pytest_nfp.principle.plateaus import Plateau, cliffs, plateaus
-from pytest_nfp.records import CaseRecord, Record
+from pytest_nfp.records import CaseRecord, Record, identity_changes
 from pytest_nfp.verdict import STALE, Outcome, interval_in_words, kernel_switch, worst
 
 EXIT: dict[Outcome, int] = {"PASS": 0, "UNSUPPORTED": 0, "SKIPPED": 0, "FAIL": 1, "INVALID": 1, "UNDECIDED": 3}
@@ -146,8 +146,7 @@ def compare_records(before: Record, after: Record) -> tuple[list[Compared], list
     found = []
     for key in [*old, *(k for k in new if k not in old)]:
         found.append(_compare(key, old.get(key), new.get(key), after))
-    was, now = (r.machine.get("identity", {}) for r in (before, after))
-    notes = [f"{n}: {was.get(n)} to {now.get(n)}" for n in sorted({*was, *now}) if was.get(n) != now.get(n)]
+    notes = [f"{n}: {was} to {now}" for n, was, now in identity_changes(before.machine, after.machine)]
     if before.tolerance != after.tolerance:
         notes.append(f"tolerance: {before.tolerance:g} to {after.tolerance:g}")
     return found, notes

@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Measurements last, otherwise in their order: a worker that waits for a device has nothing else left to do."""
     markers = {item: item.get_closest_marker("nfp") for item in items}
     if any(markers.values()):
-        items.sort(key=lambda item: (m := markers[item]) is not None and _asks(m) == "boundary")
+        items.sort(key=lambda item: (m := markers[item]) is not None and _given(m)["question"] == "boundary")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -121,17 +121,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("case", cases, ids=[c.id for c in cases])
 
 
-def _asks(marker: pytest.Mark) -> str:
-    return str(marker.kwargs.get("question", marker.args[1] if len(marker.args) > 1 else "boundary"))
+NAMES = ("module", "question", "models", "routing")
+
+
+def _given(marker: pytest.Mark) -> dict[str, Any]:
+    """What a marker says, by name, with the question that it asks by default."""
+    return {"question": "boundary", **marker.kwargs} | dict(zip(NAMES, marker.args, strict=False))
 
 
 def _marker_arguments(marker: pytest.Mark) -> dict[str, Any]:
-    given = {"question": "boundary", **marker.kwargs}
-    names = ("module", "question", "models", "routing")
-    given |= dict(zip(names, marker.args, strict=False))
-    if unknown := set(given) - set(names):
+    given = _given(marker)
+    if unknown := set(given) - set(NAMES):
         raise pytest.UsageError(
-            f"pytest-nfp: @pytest.mark.nfp takes {', '.join(names)}, not {', '.join(sorted(unknown))}"
+            f"pytest-nfp: @pytest.mark.nfp takes {', '.join(NAMES)}, not {', '.join(sorted(unknown))}"
         )
     for name, values in (
         ("module", ("dense", "moe", "attention")),
@@ -244,7 +246,6 @@ class Controller:
         session = _session(self._config)
         if hasattr(report, "node"):  # It comes from a worker.
             session.absorb(collected)
-            session.collected()
         if self._journal is None and (folder := _journal_folder(self._config, session)) is not None:
             from pytest_nfp.journal import NAME, Journal
 

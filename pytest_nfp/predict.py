@@ -118,9 +118,7 @@ def module_work(case: Case, granularity: Granularity | None) -> Callable[[int], 
         )
     moe, top_k, routing = case.subject.moe, case.top_k, case.routing
     assert moe is not None and top_k is not None and routing is not None
-    columns = None
-    if granularity is not None and granularity.parameter("BLOCK_SIZE_N", 1) is not None:
-        columns = lambda tokens: granularity.parameter("BLOCK_SIZE_N", tokens) or 1  # noqa: E731
+    columns = granularity.parameter_rule("BLOCK_SIZE_N") if granularity is not None else None
     # Balanced experts are spread evenly over the ranks; skewed ones may all lie on one of them.
     ranks = moe.expert_parallel if routing == "balanced" else 1
     return lambda n: moe_work(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -106,6 +106,12 @@ def summarise(case: CaseRecord) -> CaseRecord:
         )
     )
     return case
+
+
+def identity_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(name, before, after) of whatever decides kernels and speed and differs between two records' machines."""
+    was, now = (machine.get("identity", {}) for machine in (before, after))
+    return [(n, was.get(n), now.get(n)) for n in sorted({*was, *now}) if was.get(n) != now.get(n)]
 
 
 def finite(value: float) -> float | None:

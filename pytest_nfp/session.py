@@ -434,13 +434,13 @@ class Session:
         """
         if curve.kind != "measured" or case.module == "own":
             return []
-        found = [(boundary.n_max, _base_us(curve))]
+        found = [(boundary.n_max, curve.baseline_us)]
         while len(found) < BASELINE_RUNS:
             again, _ = self._curve(case, granularity)
             seen = again.boundary(self.settings.tolerance) if again is not None and not again.invalid else None
             if again is None or seen is None:
                 break
-            found.append((seen.n_max, _base_us(again)))
+            found.append((seen.n_max, again.baseline_us))
         return found
 
     # A user's own kernel
@@ -510,14 +510,13 @@ class Session:
         self.absorb_updates(past.updates)
 
     def _check_past(self, gpu: str) -> None:
-        before = self.past.machines.get(gpu, {}).get("identity")
+        before = self.past.machines.get(gpu, {})
         # Through JSON and back, as the file has been.
-        now = json.loads(json.dumps(self.machines[gpu]["identity"]))
-        if before and before != now:
-            moved = [
-                f"{n} {before.get(n)} to {now.get(n)}" for n in sorted({*before, *now}) if before.get(n) != now.get(n)
-            ]
-            raise FileError(f"--nfp-resume: that run was made on another machine ({'; '.join(moved)}): start anew")
+        now = json.loads(json.dumps(self.machines[gpu]))
+        if before.get("identity") and (moved := records.identity_changes(before, now)):
+            raise FileError(
+                f"--nfp-resume: that run was made on another machine ({'; '.join(f'{n} {was} to {is_now}' for n, was, is_now in moved)}): start anew"
+            )
 
     def _resumed(self, case: Case) -> Verdict | None:
         """The verdict that an earlier run came to, if it measured this case to its end."""
@@ -527,6 +526,7 @@ class Session:
         if known.counts.get("interrupted"):
             return None
         self.add_case(known)
+        self._fresh[known.id] = None
         return Verdict(known.tests["boundary"].outcome, tuple(known.tests["boundary"].reasons))
 
     def collected(self) -> dict[str, Any]:
@@ -595,8 +595,7 @@ class Session:
                 known.measured = entry.measured or known.measured
 
     def add_case(self, record: CaseRecord) -> None:
-        """Take over a case's record, from here or from a worker."""
-        self._fresh[record.id] = None
+        """Take over a case's record, from here, from a worker or from an earlier run."""
         self.cases[record.id] = records.merge_case(self.cases.get(record.id), record)
 
     def _note(
@@ -659,6 +658,7 @@ class Session:
                     f"{t:.2f}": b.n_max for t, b in sensitivity(curve.points, curve.baseline_positions).items()
                 }
         self.add_case(records.summarise(record))
+        self._fresh[record.id] = None
         return verdict
 
     def records(self) -> list[Record]:
@@ -734,10 +734,6 @@ def parse_any_backend(text: str) -> Backend:
     """A backend as a baseline file names it, including `own`."""
     framework, _, release = text.partition("==")
     return Backend(framework, release)
-
-
-def _base_us(curve: Curve) -> float:
-    return next(p.latency_us for p in curve.points if p.positions == curve.baseline_positions)
 
 
 def _claimed(case: Case, curve: Curve) -> Curve:

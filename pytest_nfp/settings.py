@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Measure = Literal["auto", "device", "recorded", "none"]
 Protocol = Literal["adaptive", "paper", "quick"]
+Timer = Literal["auto", "perf-counter", "cuda-events", "cuda-graph", "cupti"]
 Gate = Literal["any", "boundary"]
 Update = Literal["missing", "changed", "all"]
 
@@ -122,7 +123,7 @@ OPTIONS = (
     Option(
         "timer",
         "auto",
-        _choice(("auto", "perf-counter", "cuda-events", "cuda-graph", "cupti")),
+        _choice(get_args(Timer)),
         "clock of a measurement: auto (cuda-events on a GPU), perf-counter, cuda-events, cuda-graph, cupti",
     ),
     Option("samples", False, _yes, "keep every sample in the record, for rank tests by nfp compare", flag=True),
@@ -164,7 +165,7 @@ class Settings:
     match_tolerance: float = 0.15
     measure: Measure = "auto"
     protocol: Protocol = "adaptive"
-    timer: str = "auto"
+    timer: Timer = "auto"
     samples: bool = False
     gate: Gate = "any"
     require_device: bool = False

@@ -81,18 +81,20 @@ class Change:
         return _sources(self.before.granularity), _sources(self.after.granularity)
 
     @property
+    def _is_one_unknown(self) -> bool:
+        return (self.before.granularity is None) != (self.after.granularity is None)
+
+    @property
     def is_changed(self) -> bool:
         """Whether tiles, kernel or source differ, or one side alone is unknown."""
-        one_unknown = (self.before.granularity is None) != (self.after.granularity is None)
         other = self.kernel is not None or self.rank is not None or self.sources[0] != self.sources[1]
-        return one_unknown or bool(self.tiles) or other
+        return self._is_one_unknown or bool(self.tiles) or other
 
     @property
     def moves_boundary(self) -> bool:
         """Whether the change moves a predicted N_max or the kernel, or can't be told."""
-        one_unknown = (self.before.granularity is None) != (self.after.granularity is None)
         pairs = [self.n_max(predictor) for predictor in ("principle", "tile_roofline")]
-        return one_unknown or self.kernel is not None or any(old != new for old, new in pairs)
+        return self._is_one_unknown or self.kernel is not None or any(old != new for old, new in pairs)
 
     def n_max(self, predictor: str) -> tuple[int | None, int | None]:
         """N_max before and after by `principle` or `tile_roofline`; None where unknown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -161,9 +162,7 @@ def judge_boundary(
     if not outcomes:
         outcomes = ["UNDECIDED"]
         reasons.append(f"{curve.kind} N_max {interval_in_words(boundary)} is held to nothing")
-    if curve.baseline_positions in curve.unsupported or _capped_by(boundary, curve) is None:
-        pass
-    elif worst(outcomes) in ("PASS", "UNDECIDED") and (stored is None or stored.n_max != boundary.n_max):
+    if _is_capped(boundary, curve) and (stored is None or stored.n_max != boundary.n_max):
         outcomes.append("UNSUPPORTED")
     if boundary.has_hole:
         reasons.append(
@@ -173,12 +172,11 @@ def judge_boundary(
     return Verdict(worst(outcomes), tuple(reasons))
 
 
-def _capped_by(boundary: Boundary, curve: Curve) -> int | None:
-    """The refused N that ends the curve's boundary: nothing measured lies between it and N_max."""
-    beyond = [n for n in boundary.refused if n > boundary.n_max]
-    first = min(beyond, default=None)
+def _is_capped(boundary: Boundary, curve: Curve) -> bool:
+    """Whether the kernel refuses to go on past N_max: nothing that was measured lies between."""
+    refused = [n for n in boundary.refused if n > boundary.n_max]
     measured = [p.positions for p in curve.points if p.positions > boundary.n_max]
-    return first if first is not None and first < min(measured, default=first + 1) else None
+    return bool(refused) and min(refused) < min(measured, default=math.inf)
 
 
 def _against_prediction(
@@ -195,7 +193,7 @@ def _against_prediction(
     if predicted is None:
         return None
     predictor, n = held_to(predicted, figures)
-    if _capped_by(boundary, curve) is not None:
+    if _is_capped(boundary, curve):
         # Where the kernel refuses to go on, its latency says no more than: at least so far.
         boundary = replace(boundary, n_max_interval=(boundary.n_max_interval[0], None))
     said = f"{curve.kind} N_max {interval_in_words(boundary)}, {predictor} {n}"

@@ -29,7 +29,10 @@ class _Strict(BaseModel):
 
 
 class Gpu(_Strict):
-    """Datasheet figures of a GPU: dense BF16 peak, memory bandwidth; `source` says where they were read."""
+    """Datasheet figures of a GPU: dense BF16 peak, memory bandwidth; `source` says where they were read.
+
+    multiprocessors: given where something is calibrated.
+    """
 
     name: str
     title: str
@@ -39,6 +42,7 @@ class Gpu(_Strict):
     compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")]
     memory_gb: PositiveNumber
     shared_memory_optin_kib: Positive
+    multiprocessors: Positive | None = None
     driver_names: tuple[str, ...]
     source: str
 

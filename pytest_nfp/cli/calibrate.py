@@ -12,8 +12,6 @@ from pytest_nfp.catalog import CALIBRATIONS, UnknownName
 from pytest_nfp.files import write_atomically
 from pytest_nfp.recordings.errors import NoRecording
 
-RECORDED = ("a100", "b200", "h100", "h200", "l40s")
-
 
 def add(commands: Any) -> None:
     """Declare the command."""
@@ -39,15 +37,17 @@ def run(given: argparse.Namespace) -> int:
     from pytest_nfp.recordings import aiconfigurator, fit, library
 
     fitted = []
-    for gpu in given.gpu or RECORDED:
+    for gpu in given.gpu or sorted(aiconfigurator.SYSTEMS):
         name = catalog.gpu(gpu).name
         for module in given.module or ("dense", "moe"):
             backends = aiconfigurator.releases(name, module)
             if not backends:
                 aiconfigurator.table_path(name, "vllm", "0", module)  # says what is missing
+            found = [
+                c for c in library.read_all([name], module, given.dtype).curves if c.distribution in ("", "balanced")
+            ]
             for framework in dict.fromkeys(b.framework for b in backends):
-                found = library.read_all([name], module, given.dtype).curves
-                mine = [c for c in found if c.framework == framework and c.distribution in ("", "balanced")]
+                mine = [c for c in found if c.framework == framework]
                 if not mine:
                     continue
                 print(f"  {name} {framework} {module} {given.dtype}: {len(mine)} curves", file=sys.stderr)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytest_nfp import records
 from pytest_nfp.cli import options
-from pytest_nfp.judge import EXIT, Compared, compare_records, judge_curve
-from pytest_nfp.measure.formats import read_curve
-from pytest_nfp.verdict import interval_in_words, worst
+
+if TYPE_CHECKING:
+    from pytest_nfp.judge import Compared
 
 COLUMNS = (
     "A CSV or JSON table of positions (N) with latency_us, or samples, or a median with low and high or spread (its"
@@ -50,6 +49,10 @@ def add(commands: Any) -> None:
 
 def run_judge(given: argparse.Namespace) -> int:
     """Judge a curve. Raises FileError."""
+    from pytest_nfp.judge import EXIT, judge_curve
+    from pytest_nfp.measure.formats import read_curve
+    from pytest_nfp.verdict import interval_in_words
+
     table = read_curve(given.file, given.baseline_positions, given.column)
     judged = judge_curve(table, given.tolerance, given.expect)
     if given.json:
@@ -69,6 +72,10 @@ def run_judge(given: argparse.Namespace) -> int:
 
 def run_compare(given: argparse.Namespace) -> int:
     """Compare two records. Raises FileError."""
+    from pytest_nfp import records
+    from pytest_nfp.judge import EXIT, compare_records
+    from pytest_nfp.verdict import worst
+
     found, notes = compare_records(records.read(given.old), records.read(given.new))
     outcome = worst([c.outcome for c in found]) if found else "UNDECIDED"
     if given.json:

@@ -12,11 +12,11 @@ from pytest_nfp import catalog
 from pytest_nfp.cases import ALIASES, BYTES_PER_ELEMENT, Backend, Case, Module, expand, parse_backend
 from pytest_nfp.catalog import Model, Moe, UnknownName
 from pytest_nfp.cli.options import add_artifacts, add_parallel, positive, release
-from pytest_nfp.curves import predict_curve
 from pytest_nfp.granularity import Granularity, artifacts, granularity_of
 from pytest_nfp.parallel import on_rank, parse_parallel
 from pytest_nfp.predict import datasheet, model_modules, module_work, predict_model
 from pytest_nfp.principle import dense_work
+from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.principle.tile_roofline import Work
 from pytest_nfp.records import finite
 
@@ -207,6 +207,8 @@ def run(given: argparse.Namespace) -> int:
 
 def _curve(given: argparse.Namespace) -> int:
     """The predicted T(N) of one layer."""
+    from pytest_nfp.curves import predict_curve
+
     gpu = catalog.gpu(given.gpu)
     backend = release(given.backend, "--backend") if given.backend else None
     if given.gemm_n or given.gemm_k:
@@ -227,11 +229,10 @@ def _curve(given: argparse.Namespace) -> int:
     grid = [n for n in GRID if base <= n <= end] + [end]
     framework = backend.framework if backend else "vllm"
     found = predict_curve(gpu, framework, kernel, given.dtype, work, grid, base, given.tolerance)
-    low, high = found.boundary.n_max_interval
     answer = {
         "points": [[n, *(None if v is None else round(v, 3) for v in rest)] for n, *rest in found.latencies],
         "n_max": found.boundary.n_max,
-        "n_max_interval": [low, high],
+        "n_max_interval": list(found.boundary.n_max_interval),
         "baseline_positions": base,
         "calibration": found.basis,
         "warnings": list(warnings),
@@ -239,7 +240,7 @@ def _curve(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(answer, indent=1))
         return 0
-    print(f"{gpu.title}, N0={base}: N_max {found.boundary.n_max}, interval [{low}, {'..' if high is None else high}]")
+    print(f"{gpu.title}, N0={base}: N_max {found.boundary.n_max}, interval {bracketed(found.boundary.n_max_interval)}")
     print(f"  {found.basis}")
     print(f"  {'N':>6}  {'T us':>10}  {'low':>10}  {'high':>10}  T/T(N0)")
     first = next(t for n, t, *_ in found.latencies if n == base)

@@ -10,8 +10,11 @@ from typing import Any
 from pytest_nfp import catalog
 
 Forward = Callable[[], object]
-TIMERS = ("auto", "perf-counter", "cuda-events", "cuda-graph", "cupti")
-"""auto: perf-counter on a CPU, cuda-events on a GPU."""
+
+
+def as_it_is(forward: Forward, turns: int) -> Forward:
+    """A forward that is timed itself."""
+    return forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,11 @@ class Device:
 
     gpu: its catalog name, or cpu. identity: what decides the kernels and the speed, compared between runs. timer: the
     clock's name, which is part of what a latency means. time_us: runs a forward once and returns its latency in
-    microseconds. cache_bytes: last-level cache. read: a Reading. clock_drift: how far its clock may move within a run. known_length: a forward that lasts that many
-    microseconds, for the self-test of the timer. launch_us: (device, host) microseconds of one forward, where the two
-    differ. kernels: names of what one forward runs. ready: what is timed in place of a forward (a captured graph), given
-    how many forwards its banks take in turn. now and rest: the clock of budgets, and how to wait. notes: recorded, never
-    compared.
+    microseconds. cache_bytes: last-level cache. read: a Reading. clock_drift: how far its clock may move within a run.
+    known_length: a forward that lasts that many microseconds, for the self-test of the timer. launch_us: (device, host)
+    microseconds of one forward, where the two differ. kernels: names of what one forward runs. ready: what is timed in
+    place of a forward (a captured graph), given how many forwards its banks take in turn. now and rest: the clock of
+    budgets, and how to wait. notes: recorded, never compared.
     """
 
     gpu: str
@@ -57,7 +60,7 @@ class Device:
     known_length: Callable[[float], Forward] | None = None
     launch_us: Callable[[Forward], tuple[float, float]] | None = None
     kernels: Callable[[Forward], list[str]] | None = None
-    ready: Callable[[Forward, int], Forward] = lambda forward, turns: forward
+    ready: Callable[[Forward, int], Forward] = as_it_is
     now: Callable[[], float] = time.monotonic
     rest: Callable[[float], None] = time.sleep
     notes: dict[str, Any] = field(default_factory=dict)

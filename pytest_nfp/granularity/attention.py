@@ -126,11 +126,7 @@ def flashinfer_backend(query: Query, artifact: Artifact) -> tuple[str, str]:
         "file": "flashinfer/utils.py",
         "dtype": dtype,
         "head_dims": [shape.head_dim, shape.values],
-        "device_name": query.device.name,
-        "compute_capability": query.device.compute_capability,
-        "shared_memory_optin": query.device.shared_memory_optin,
-        "triton_version": "",
-        "environment": {},
+        **evaluator.surroundings(query.device),
     }
     found = evaluator.evaluate_kernels([question])[0]
     if isinstance(found, RuleUnknown):

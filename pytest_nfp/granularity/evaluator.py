@@ -17,7 +17,7 @@ from typing import Any
 from pytest_nfp.files import write_atomically
 from pytest_nfp.granularity.artifacts import cache_folder
 from pytest_nfp.granularity.maps import RuleUnknown
-from pytest_nfp.granularity.query import Query
+from pytest_nfp.granularity.query import DeviceFacts, Query
 
 SANDBOX = Path(__file__).with_name("sandbox.py")
 TIMEOUT_S = 60
@@ -46,15 +46,24 @@ def question(
         "file": file,
         "entry": entry,
         "texts": texts or {},
-        "device_name": query.device.name,
-        "compute_capability": query.device.compute_capability,
-        "shared_memory_optin": query.device.shared_memory_optin,
-        "triton_version": triton_version,
-        "environment": environment or {},
+        **surroundings(query.device, environment, triton_version),
         "arguments": arguments,
         "counter": counter,
         "max_count": query.max_count,
         "result": list(result),
+    }
+
+
+def surroundings(
+    device: DeviceFacts, environment: dict[str, str] | None = None, triton_version: str = ""
+) -> dict[str, Any]:
+    """What every question tells the stubs: the device, the environment variables, the triton."""
+    return {
+        "device_name": device.name,
+        "compute_capability": device.compute_capability,
+        "shared_memory_optin": device.shared_memory_optin,
+        "triton_version": triton_version,
+        "environment": environment or {},
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from pytest_nfp.granularity import evaluator
 from pytest_nfp.granularity.artifacts import Artifact, open_release
 from pytest_nfp.granularity.maps import RuleUnknown
-from pytest_nfp.granularity.query import ExpertShape, Query
+from pytest_nfp.granularity.query import DeviceFacts, ExpertShape, Query
 
 WANTED = re.compile(
     r"(?:^|/)vllm/(?:model_executor/layers/fused_moe/.+\.py"
@@ -163,11 +163,7 @@ def _question(
         "environment_file": "vllm/envs.py",
         "entry": entry,
         "dtype": dtype,
-        "device_name": "",
-        "compute_capability": list(capability),
-        "shared_memory_optin": None,
-        "triton_version": "",
-        "environment": {},
+        **evaluator.surroundings(DeviceFacts("", capability)),
         "flashinfer": flashinfer,
         "flashinfer_names": names,
         "deep_gemm": deep_gemm,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any, TypeVar
 
 
 class RuleUnknown(Exception):
@@ -79,13 +80,16 @@ class Granularity:
         """[[first, last, tile], ...] merged by tile alone, as baselines store it."""
         return [[r.first, r.last, r.tile] for r in merge(Range(r.first, r.last, r.tile) for r in self.ranges)]
 
-    def parameter(self, name: str, count: int) -> int | None:
-        """Another parameter of the rule's configuration at a row count, such as BLOCK_SIZE_N; None where it has none."""
-        for first, last, text in self.parameters:
-            if first <= count <= last or last == self.parameters[-1][1] < count:
-                values = dict(item.split("=", 1) for item in text.split())
-                return int(values[name]) if values.get(name, "").isdigit() else None
-        return None
+    def parameter_rule(self, name: str) -> Callable[[int], int] | None:
+        """Another parameter of the rule's configuration, such as BLOCK_SIZE_N, by row count; None where it is not set throughout.
+
+        Counts past the end keep the last range's value.
+        """
+        settings = [_settings(text).get(name, "") for _, _, text in self.parameters]
+        if not settings or not all(value.isdigit() for value in settings):
+            return None
+        firsts, values = [first for first, _, _ in self.parameters], [int(value) for value in settings]
+        return lambda count: values[max(0, bisect_right(firsts, count) - 1)]
 
     @property
     def parameters_digest(self) -> str | None:
@@ -127,44 +131,58 @@ def from_runs(runs: Iterable[tuple[int, tuple[int, str, int | None]]]) -> tuple[
 
 def parameter_runs(runs: Iterable[tuple[int, str]]) -> tuple[tuple[int, int, str], ...]:
     """(first, last, parameters) from (how many counts, parameters) in a row; nothing where no count has any."""
-    merged: list[tuple[int, int, str]] = []
+    spans = []
     first = 1
     for count, text in runs:
-        if merged and merged[-1][2] == text:
-            merged[-1] = (merged[-1][0], first + count - 1, text)
-        else:
-            merged.append((first, first + count - 1, text))
+        spans.append((first, first + count - 1, text))
         first += count
+    merged = _joined(spans)
     return tuple(merged) if any(text for _, _, text in merged) else ()
 
 
 def changed_parameters(before: Granularity, after: Granularity) -> list[tuple[int, int, str, str]]:
     """(first, last, before, after) where the tile stays and other parameters change; only the changed names are told."""
-    changes: list[tuple[int, int, str, str]] = []
     if not before.parameters or not after.parameters:
-        return changes
+        return []
     end = min(before.parameters[-1][1], after.parameters[-1][1])
-    cuts = sorted(
-        {a for a, _, _ in [*before.parameters, *after.parameters]}
-        | {r.first for g in (before, after) for r in g.ranges}
-    )
-    cuts = [c for c in cuts if c <= end]
-    for first, following in zip(cuts, [*cuts[1:], end + 1], strict=True):
+    firsts = {a for g in (before, after) for a, _, _ in g.parameters} | {
+        r.first for g in (before, after) for r in g.ranges
+    }
+    changes = []
+    for first, last in _segments(firsts, end):
         if before.tile(first) != after.tile(first):
             continue
-        old, new = (
-            dict(item.split("=", 1) for item in next(t for a, b, t in g.parameters if a <= first <= b).split())
-            for g in (before, after)
-        )
+        old, new = (_settings(next(text for a, b, text in g.parameters if a <= first <= b)) for g in (before, after))
         names = [n for n in sorted({*old, *new}) if old.get(n) != new.get(n)]
-        if not names:
-            continue
-        was, now = (" ".join(f"{n}={side[n]}" for n in names if n in side) for side in (old, new))
-        if changes and changes[-1][1] == first - 1 and changes[-1][2:] == (was, now):
-            changes[-1] = (changes[-1][0], following - 1, was, now)
+        if names:
+            was, now = (" ".join(f"{n}={side[n]}" for n in names if n in side) for side in (old, new))
+            changes.append((first, last, was, now))
+    return _joined(changes)
+
+
+def _settings(text: str) -> dict[str, str]:
+    """ "BLOCK_SIZE_N=64 num_warps=4" by name."""
+    return dict(item.split("=", 1) for item in text.split())
+
+
+def _segments(firsts: Iterable[int], end: int) -> list[tuple[int, int]]:
+    """(first, last) between the counts at which something may change, up to `end`."""
+    cuts = sorted(c for c in set(firsts) if c <= end)
+    return [(first, following - 1) for first, following in zip(cuts, [*cuts[1:], end + 1], strict=True)]
+
+
+Span = TypeVar("Span", bound=tuple[Any, ...])
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    """(first, last, ...) with neighbours that differ in nothing but their counts as one."""
+    merged: list[Span] = []
+    for span in spans:
+        if merged and merged[-1][1] == span[0] - 1 and merged[-1][2:] == span[2:]:
+            merged[-1] = (merged[-1][0], *span[1:])  # type: ignore[assignment]  # a span of the same shape
         else:
-            changes.append((first, following - 1, was, now))
-    return changes
+            merged.append(span)
+    return merged
 
 
 def from_points(points: Sequence[tuple[int, str, int | None]]) -> tuple[Range, ...]:
@@ -174,18 +192,11 @@ def from_points(points: Sequence[tuple[int, str, int | None]]) -> tuple[Range, .
 
 def changed_ranges(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[tuple[int, int, int, int]]:
     """(first, last, tile before, tile after) wherever two [[first, last, tile], ...] maps differ, over their common counts."""
-    changes: list[tuple[int, int, int, int]] = []
-    cuts = sorted({first for first, _, _ in [*before, *after]})
-    end = min(before[-1][1], after[-1][1])
-    for first, following in zip(cuts, [*cuts[1:], end + 1], strict=True):
-        last = min(following - 1, end)
-        if last < first:
-            continue
+    firsts = {first for first, _, _ in [*before, *after]}
+    changes = []
+    for first, last in _segments(firsts, min(before[-1][1], after[-1][1])):
         old = next(tile for a, b, tile in before if a <= first <= b)
         new = next(tile for a, b, tile in after if a <= first <= b)
         if old != new:
-            if changes and changes[-1][1] == first - 1 and changes[-1][2:] == (old, new):
-                changes[-1] = (changes[-1][0], last, old, new)
-            else:
-                changes.append((first, last, old, new))
-    return changes
+            changes.append((first, last, old, new))
+    return _joined(changes)

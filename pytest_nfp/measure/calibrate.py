@@ -212,7 +212,7 @@ class Step:
 def _steps(case: Case, curve: Curve, predicted: Sequence[float]) -> list[Step]:
     """The steps from N0 up to the one that leaves the tolerance: those that decide the boundary."""
     found: list[Step] = []
-    base = next(p.latency_us for p in curve.points if p.positions == case.baseline_positions)
+    base = curve.baseline_us
     pairs = list(zip(curve.points, predicted, strict=True))
     for (a, model_a), (b, model_b) in pairwise(pairs):
         if a.positions >= case.baseline_positions and a.latency_us <= (1 + TOLERANCE) * base:

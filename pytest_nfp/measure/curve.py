@@ -36,6 +36,11 @@ class Curve:
     modes: dict[int, str] = field(default_factory=dict)
     samples: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
+    @property
+    def baseline_us(self) -> float:
+        """T(N0). Raises StopIteration where it is missing."""
+        return next(p.latency_us for p in self.points if p.positions == self.baseline_positions)
+
     def boundary(self, tolerance: float) -> Boundary | None:
         """N_max of this curve; None where T(N0) is missing."""
         if not any(p.positions == self.baseline_positions for p in self.points):

@@ -55,6 +55,12 @@ class Boundary:
         return self.n_first_exit < self.n_max
 
 
+def bracketed(interval: tuple[int, int | None]) -> str:
+    """`[256, 319]`; `[64, ..]` where the curve ends within the tolerance."""
+    low, high = interval
+    return f"[{low}, {'..' if high is None else high}]"
+
+
 def find_boundary(
     points: Sequence[Point], tolerance: float = 0.20, baseline_positions: int = 1, refused: Iterable[int] = ()
 ) -> Boundary:

@@ -30,8 +30,6 @@ TOLERANCE = 0.20
 FIT_POINTS = 24
 FOLDS = 4
 MIN_SHAPES = 8
-PROCESSORS = {"h20": 78, "h100": 132, "h200": 132, "a100": 108, "l40s": 142, "b200": 148}
-"""Streaming multiprocessors, by the vendor's datasheets."""
 TRITON = ("sglang_fused_moe_triton", "vllm_fused_moe", "vllm_unquantizedfusedmoe_triton_tritonexperts")
 """Kernels that the fused-MoE tile rule describes."""
 
@@ -104,7 +102,7 @@ def join(curves: Sequence[RecordedCurve]) -> tuple[list[Joined], dict[str, int]]
     """Curves whose kernel the tile rule describes, with their maps; and how many were left out for which reason."""
     left_out: dict[str, int] = {}
     if all(c.module == "dense" for c in curves):
-        return [Joined(c, None, tuple(work_of(c, None, p.positions) for p in c.points)) for c in curves], {}
+        return [Joined(c, None, work_of(c, None)) for c in curves], {}
     described = [c for c in curves if c.kernel in TRITON]
     if other := len(curves) - len(described):
         left_out["another kernel than the one that the tile rule describes"] = other
@@ -124,28 +122,18 @@ def join(curves: Sequence[RecordedCurve]) -> tuple[list[Joined], dict[str, int]]
             reason = f"the rule is unknown: {found}"
             left_out[reason] = left_out.get(reason, 0) + 1
         else:
-            joined.append(Joined(curve, found, tuple(work_of(curve, found, p.positions) for p in curve.points)))
+            joined.append(Joined(curve, found, work_of(curve, found)))
     return joined, left_out
 
 
-def work_of(curve: RecordedCurve, granularity: Granularity | None, rows: int) -> Work:
-    """What the kernel does for `rows` tokens under balanced routing, or rows of a GEMM."""
-    s = WEIGHT_BYTES[curve.dtype]
+def work_of(curve: RecordedCurve, granularity: Granularity | None) -> tuple[Work, ...]:
+    """What the kernel does at each of the curve's points: for tokens under balanced routing, or rows of a GEMM."""
+    s, points = WEIGHT_BYTES[curve.dtype], [p.positions for p in curve.points]
     if granularity is None:
-        return dense_work(rows, 1, [(curve.width, curve.hidden)], s, None)
-    return moe_work(
-        rows,
-        1,
-        "balanced",
-        curve.experts,
-        curve.top_k,
-        curve.hidden,
-        curve.width,
-        s,
-        granularity.tile,
-        3,
-        lambda tokens: granularity.parameter("BLOCK_SIZE_N", tokens) or 64,
-    )
+        return tuple(dense_work(rows, 1, [(curve.width, curve.hidden)], s, None) for rows in points)
+    columns = granularity.parameter_rule("BLOCK_SIZE_N")
+    dimensions = (curve.experts, curve.top_k, curve.hidden, curve.width)
+    return tuple(moe_work(rows, 1, "balanced", *dimensions, s, granularity.tile, 3, columns) for rows in points)
 
 
 def fit(joined: Sequence[Joined]) -> Calibration:
@@ -155,7 +143,9 @@ def fit(joined: Sequence[Joined]) -> Calibration:
     if len({j.curve.shape for j in joined}) < MIN_SHAPES:
         raise NoFit(f"{len({j.curve.shape for j in joined})} shapes are too few: a fit needs {MIN_SHAPES}")
     gpu = catalog.gpu(joined[0].curve.gpu)
-    processors = PROCESSORS.get(gpu.name, 132)
+    if gpu.multiprocessors is None:
+        raise NoFit(f"the catalog does not know how many multiprocessors {gpu.name} has")
+    processors = gpu.multiprocessors
     tiles = [t for t in TILES if any(w.tile == t for j in joined for w in j.work)]
     curves = [
         _thinned([(w, math.log(p.latency_us)) for w, p in zip(j.work, j.curve.points, strict=True) if _is_used(j, p)])

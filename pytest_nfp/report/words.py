@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.records import CaseRecord
 
 
@@ -28,8 +29,7 @@ def interval(case: CaseRecord) -> str:
     """`[256, 319]`, `[64, ..]` where the curve ends within the tolerance."""
     if case.n_max_interval is None:
         return ""
-    low, high = case.n_max_interval
-    return f"[{low}, {'..' if high is None else high}]"
+    return bracketed(case.n_max_interval)
 
 
 def first_exit(case: CaseRecord) -> str:

@@ -47,7 +47,7 @@ def joined(c: Calibration = PLANTED, count: int = len(SHAPES)) -> list[Joined]:
             (),
             "a: b",
         )
-        work = tuple(fit.work_of(empty, MAP, m) for m in GRID)
+        work = fit.work_of(replace(empty, points=tuple(Point(m, 1.0) for m in GRID)), MAP)
         points = tuple(Point(m, w.latency_us(c) + c.fixed_us) for m, w in zip(GRID, work, strict=True))
         found.append(Joined(replace(empty, points=points), MAP, work))
     return found

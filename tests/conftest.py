@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,8 @@ __all__ = ["pyarrow", "pypi_simple", "remotezip", "requests", "torch", "tree_sit
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+"""A quiet run in a process of its own, which leaves no cache behind."""
 PROJECT = Path(__file__).parents[1]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import PROJECT
+from .conftest import PROJECT, PYTEST
 
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -60,7 +60,7 @@ def test_python_examples_are_tests_that_pass(page: Path, tmp_path: Path) -> None
         ]
         if chosen:
             command = [
-                sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--nfp-gpu={gpu}", "--nfp-protocol=quick",
+                *PYTEST, f"--nfp-gpu={gpu}", "--nfp-protocol=quick",
                 f"--nfp-baselines={PROJECT / 'baselines'}", f"--rootdir={tmp_path}", *map(str, chosen),
             ]  # fmt: skip
             done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from pytest_nfp import journal
 from pytest_nfp.files import FileError
 from pytest_nfp.journal import Journal, Past
 from pytest_nfp.records import CaseRecord
+
+from .conftest import PYTEST
 
 PROJECT = Path(__file__).parent.parent
 
@@ -63,18 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def arguments(*more: str) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--nfp-gpu=cpu",
-        "--nfp-report=out",
-        "--nfp-protocol=quick",
-        *more,
-    ]
+    return [*PYTEST, "--nfp-gpu=cpu", "--nfp-report=out", "--nfp-protocol=quick", *more]
 
 
 def run(folder: Path, *more: str, stop: str = "") -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from pytest_nfp.cli import main
-from pytest_nfp.records import SCHEMA, CaseRecord, Record, TestResult, write
+from pytest_nfp.records import CaseRecord, TestResult, write
+
+from .report.test_report import record as one_record
 
 
 def judge(capsys: pytest.CaptureFixture[str], path: Path, text: str, *more: str) -> tuple[int, dict[str, Any]]:
@@ -168,20 +170,8 @@ def record(path: Path, release: str = "1", **changed: Any) -> Path:
         "timer": "cuda-events",
         "kernel": "triton",
     }
-    r = Record(
-        schema=SCHEMA,
-        tool="t",
-        gpu="h20",
-        started="now",
-        partial=False,
-        tolerance=0.2,
-        match_tolerance=0.15,
-        protocol="adaptive",
-        seed=0,
-        machine={"title": "NVIDIA H20", "identity": identity, "recorded": {"clock": clock}},
-        cases=[CaseRecord(**case | changed)],
-    )
-    write(path, r)
+    machine = {"title": "NVIDIA H20", "identity": identity, "recorded": {"clock": clock}}
+    write(path, one_record(CaseRecord(**case | changed)).model_copy(update={"gpu": "h20", "machine": machine}))
     return path
 
 

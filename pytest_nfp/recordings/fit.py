@@ -68,7 +68,7 @@ class Fitted(BaseModel):
     tile_shares: tuple[tuple[int, float], ...]
     block_us: Annotated[float, Field(ge=0)]
     processors: Annotated[int, Field(gt=0)]
-    activation: Annotated[float, Field(ge=0)]
+    activation: Annotated[float, Field(ge=0)] | None
     curves: int
     shapes: int
     error: float
@@ -152,18 +152,26 @@ def fit(joined: Sequence[Joined]) -> Calibration:
         for j in joined
     ]
 
+    # What no curve has (a GEMM's table has neither blocks nor second tiles) can't be fitted: its default stands.
+    every = [w for j in joined for w in j.work]
+    present = {
+        "re-read share": any(w.bytes_again for w in every),
+        "activations": any(w.activations for w in every),
+        "block": any(w.blocks for w in every),
+    }
+
     def calibration(x: Sequence[float]) -> Calibration:
         bandwidth, overlap, fixed, reread, activation, block, *shares = x
         return Calibration(
             gpu.peak_flops * (1.0 if tiles else math.exp(shares[0])),
             gpu.bandwidth * math.exp(bandwidth),
             math.exp(overlap),
-            reread,
+            reread if present["re-read share"] else 1.0,
             math.exp(fixed),
             tuple((t, math.exp(s)) for t, s in zip(tiles, shares, strict=True)) if tiles else (),
-            math.exp(block),
+            math.exp(block) if present["block"] else 0.0,
             processors,
-            math.exp(activation),
+            math.exp(activation) if present["activations"] else None,
         )
 
     def residuals(x: Sequence[float]) -> list[float]:
@@ -209,6 +217,8 @@ def fit(joined: Sequence[Joined]) -> Calibration:
     )
     for name, x, (least, most, at_least, at_most) in zip(names, best.x, bounds, strict=True):
         edge = 1e-3 * (most - least)
+        if not present.get(name, True):
+            continue
         if (x < least + edge and not at_least) or (x > most - edge and not at_most):
             raise NoFit(f"the fit sits on a bound: {name} at {x:.2f}, between {least} and {most}")
     return calibration([float(v) for v in best.x])
@@ -326,7 +336,7 @@ def calibrate(joined: Sequence[Joined], path_of: Callable[[RecordedCurve], Path]
         tile_shares=tuple((t, round(s, 3)) for t, s in c.tile_shares),
         block_us=round(c.block_us, 4),
         processors=c.processors,
-        activation=round(c.activation or 0.0, 3),
+        activation=None if c.activation is None else round(c.activation, 3),
         curves=len(joined),
         shapes=len({j.curve.shape for j in joined}),
         error=round(held_out.error, 4),

@@ -57,35 +57,6 @@ def test_a_gpu_that_is_not_here_gives_one_reason(monkeypatch: pytest.MonkeyPatch
     assert devices.detect() == "cpu"
 
 
-def test_cuda_events_bracket_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Synchronise, start, forward, end, wait for the end; milliseconds become microseconds."""
-    from pytest_nfp.devices import cuda
-
-    order: list[str] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            order.append("record")
-
-        def synchronize(self) -> None:
-            order.append("wait")
-
-        def elapsed_time(self, end: object) -> float:
-            return 0.25
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("synchronize"))
-    assert cuda.time_us(lambda: order.append("forward")) == 250.0
-    assert order == ["synchronize", "record", "forward", "record", "wait"]
-    properties = SimpleNamespace(name="NVIDIA H20", total_memory=96, L2_cache_size=60)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: properties)
-    device = cuda.device("h20")
-    assert (device.title, device.cache_bytes, device.timer) == ("NVIDIA H20", 60, "cuda-events")
-
-
 class Cuda:
     """A stand-in for torch.cuda that notes what is done."""
 
@@ -106,10 +77,6 @@ class Cuda:
             def elapsed_time(self, end: object) -> float:
                 return 0.25
 
-        class Graph:
-            def replay(self) -> None:
-                done.append(f"replay {id(self)}")
-
         class Stream:
             def wait_stream(self, other: object) -> None:
                 done.append("wait_stream")
@@ -117,7 +84,6 @@ class Cuda:
         properties = SimpleNamespace(name="NVIDIA H20", total_memory=96, L2_cache_size=60, uuid="abc")
         for name, value in {
             "Event": Event,
-            "CUDAGraph": Graph,
             "Stream": Stream,
             "current_stream": Stream,
             "stream": lambda s: contextlib.nullcontext(),
@@ -127,6 +93,17 @@ class Cuda:
             "_sleep": lambda cycles: done.append(f"sleep {cycles}"),
         }.items():
             monkeypatch.setattr(torch.cuda, name, value, raising=False)
+
+
+def test_cuda_events_bracket_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Synchronise, start, forward, end, wait for the end; milliseconds become microseconds."""
+    from pytest_nfp.devices import cuda
+
+    order = Cuda(monkeypatch).done
+    assert cuda.time_us(lambda: order.append("forward")) == 250.0
+    assert order == ["synchronize", "record", "forward", "record", "wait"]
+    device = cuda.device("h20")
+    assert (device.title, device.cache_bytes, device.timer) == ("NVIDIA H20", 60, "cuda-events")
 
 
 def test_a_graph_is_captured_for_each_bank_and_replayed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nfp.devices.visible import assign, visible_gpus
+from tests.conftest import PYTEST
 
 GPUS = [f"GPU-{letter * 8}" for letter in "abcd"]
 
@@ -123,17 +123,7 @@ def test_no_two_workers_measure_on_one_gpu(tmp_path: Path, workers: int, listed:
     for name, text in (("pynvml.py", FAKE_NVML), ("conftest.py", CONFTEST), ("test_suite.py", SUITE)):
         (tmp_path / name).write_text(text)
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": listed, "PYTHONPATH": str(tmp_path)}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--nfp-gpu=h20",
-        f"-n{workers}",
-        f"--dist={dist}",
-    ]
+    command = [*PYTEST, "--nfp-gpu=h20", f"-n{workers}", f"--dist={dist}"]
     command += ["--nfp-protocol=quick", "--nfp-model=qwen3-8b", "--nfp-backend=vllm==0.24.0", "--nfp-report=out"]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120

@@ -74,6 +74,16 @@ def test_a_shape_is_never_on_both_sides() -> None:
     assert sorted(seen_out) == sorted(id(j) for j in both)
 
 
+def test_what_no_curve_has_keeps_its_default() -> None:
+    """Without second tiles, blocks and activations there is nothing to fit them to, and no bound that they could sit on."""
+    bare = [
+        replace(j, work=tuple(replace(w, bytes_again=0.0, activations=0.0, blocks=0.0) for w in j.work))
+        for j in joined()
+    ]
+    c = fit.fit(bare)
+    assert (c.reread, c.block_us, c.activation) == (1.0, 0.0, None)
+
+
 def test_too_few_shapes_give_no_calibration() -> None:
     """With how many there are and how many it takes."""
     with pytest.raises(NoFit, match="3 shapes are too few: a fit needs 8"):

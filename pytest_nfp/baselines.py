@@ -36,10 +36,11 @@ class Tiles(_Strict):
 
 
 class Term(_Strict):
-    """One predictor's answer."""
+    """One predictor's answer; interval: of an N_max from a calibrated curve."""
 
     n_max: Whole
     limiting: str
+    interval: tuple[Whole, Whole | None] | None = None
 
 
 class PredictedTerms(_Strict):
@@ -47,6 +48,10 @@ class PredictedTerms(_Strict):
 
     principle: Term
     tile_roofline: Term
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """As `Predicted.as_dict` gives it."""
+        return {name: _without_interval(term) for name, term in self.model_dump(mode="json").items()}
 
 
 class Measured(_Strict):
@@ -196,7 +201,13 @@ def new_file(gpu: str, backend: Backend, subject: str) -> BaselineFile:
     )
 
 
+def _without_interval(term: dict[str, Any]) -> dict[str, Any]:
+    return term if term["interval"] is not None else {k: v for k, v in term.items() if k != "interval"}
+
+
 def _without_nothing(case: dict[str, Any]) -> dict[str, Any]:
+    if case["predicted"] is not None:
+        case["predicted"] = {name: _without_interval(term) for name, term in case["predicted"].items()}
     measured = case["measured"]
     if measured is not None:
         for name in ("because", "timer", "runs"):

@@ -23,7 +23,7 @@ CPU_KERNELS: dict[Module, tuple[str, ...]] = {
     "moe": ("grouped_mm",),
     "attention": ("sdpa",),
 }
-BYTES_PER_ELEMENT = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "fp8-block": 1.0}
+BYTES_PER_ELEMENT = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "fp8-block": 1.0, "int4": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Case:
         if self.top_k:
             parts.append(f"k{self.top_k}")
         if self.routing:
-            parts.append(self.routing)
+            parts.append(str(self.routing))
         return "-".join(parts)
 
     @property

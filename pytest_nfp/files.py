@@ -59,6 +59,19 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
         raise FileError("\n".join(problems)) from error
 
 
+def read_json(path: Path, model: type[Model]) -> Model:
+    """A JSON file checked against its schema. Raises FileError with file and field."""
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"{path}: can't be read: {error}") from error
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors(include_url=False)]
+        raise FileError("\n".join(f"{path}: {problem}" for problem in problems)) from error
+
+
 def _line(node: Any, location: tuple[int | str, ...]) -> int:
     """The line of the deepest node on the way to a schema error's location."""
     import yaml

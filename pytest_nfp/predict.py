@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_nfp.cases import Case
 from pytest_nfp.catalog import Model
 from pytest_nfp.granularity import Granularity
+from pytest_nfp.granularity.query import MAX_COUNT
 from pytest_nfp.principle import (
+    Boundary,
     Calibration,
     ClosedForm,
     Prediction,
@@ -26,8 +28,16 @@ from pytest_nfp.principle import (
     n_idle_dense,
     n_idle_moe,
     predict_boundary,
+    predict_on,
 )
 from pytest_nfp.principle.tile_roofline import Work
+from pytest_nfp.recordings.residuals import Place, Residuals, setting_at
+
+POSITIONS = (
+    *(1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 113, 128, 129, 160, 161, 192, 193),
+    *(224, 225, 256, 257, 320, 384, 385, 448, 512, 513, 640, 768, 1024, 1536, 2048, 3072, 4096),
+)
+"""The N of a predicted curve: both sides of every edge at which libraries switch kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,9 @@ class Figures:
     """A device's phi and beta (FLOP/s, bytes/s) for the closed form, and what the tile roofline runs on.
 
     basis: datasheet, or where the calibration comes from. describes: whether the calibrated curve predicted the
-    boundary of shapes that it had not seen; `cause` says what it could not describe.
+    boundary of shapes that it had not seen; `cause` says what it could not describe. kernel: the GPU kernel that is
+    calibrated, with what its roofline leaves over (`residuals`) and the 5th to 95th percentile of the predicted over
+    the recorded T(N)/T(N0) (`spread`) and T (`latency_spread`) on shapes that were held out.
     """
 
     peak_flops: float
@@ -44,6 +56,15 @@ class Figures:
     basis: str
     describes: bool = True
     cause: str = ""
+    kernel: str | None = None
+    residuals: Residuals | None = None
+    spread: tuple[float, float] | None = None
+    latency_spread: tuple[float, float] | None = None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the calibration is of this GPU or of a stand-in: its residuals are there."""
+        return self.residuals is not None
 
     @property
     def balance(self) -> float:
@@ -67,13 +88,18 @@ class Predicted:
     principle: ClosedForm
     tile_roofline: Prediction | None
     basis: str
+    is_interval: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """As baselines store it: whole positions and limiting modules."""
-        terms = {"principle": {"n_max": self.principle.n_max, "limiting": self.principle.limiting}}
+        """As baselines store it: whole positions and limiting modules, with the interval of a calibrated N_max."""
+        terms: dict[str, dict[str, Any]] = {
+            "principle": {"n_max": self.principle.n_max, "limiting": self.principle.limiting}
+        }
         if self.tile_roofline is not None:
             roofline = self.tile_roofline
             terms["tile_roofline"] = {"n_max": roofline.n_max, "limiting": roofline.limiting}
+            if self.is_interval:
+                terms["tile_roofline"]["interval"] = list(roofline.boundary.n_max_interval)
         return terms
 
 
@@ -161,44 +187,122 @@ def principle_terms(case: Case, balance: float, granularity: Granularity | None)
     return terms
 
 
+Latency = Callable[[int], float]
+"""N -> microseconds."""
+
+
+def module_latency(case: Case, figures: Figures, granularity: Granularity | None) -> Latency:
+    """T(N) of the case's module in microseconds, its fixed cost included.
+
+    Of dense GEMMs each has its own: they are launched one after the other.
+    """
+    c, left = figures.calibration, figures.residuals
+    if figures.kernel not in (None, "triton"):
+        granularity = None  # the tiles are those of the Triton kernel
+    if case.module == "dense" and figures.kernel == "gemm":
+        shapes = gemm_shapes(case)
+        return lambda n: sum(gemm_latency(n * case.batch, *shape, case.bytes_per_element, figures) for shape in shapes)
+    work = module_work(case, granularity)
+    moe, top_k = case.subject.moe, case.top_k
+    if left is None or moe is None or top_k is None:
+        return lambda n: work(n).latency_us(c) + c.fixed_us
+    shape = (moe.experts, top_k, case.subject.hidden, moe.width)
+
+    def latency(n: int) -> float:
+        rows = n * case.batch
+        ratio = left.log_ratio([Place(shape, rows, setting_at(granularity, rows))])[0]
+        return (work(n).latency_us(c) + c.fixed_us) * math.exp(ratio)
+
+    return latency
+
+
+def gemm_latency(rows: int, n: int, k: int, bytes_per_element: float, figures: Figures) -> float:
+    """T of one GEMM [rows, k] x [k, n] in microseconds."""
+    c = figures.calibration
+    found = dense_work(rows, 1, [(n, k)], bytes_per_element, None).latency_us(c) + c.fixed_us
+    if figures.residuals is not None:
+        found *= math.exp(figures.residuals.log_ratio([Place((n, k), rows)])[0])
+    return found
+
+
 def predict_case(case: Case, figures: Figures, granularity: Granularity | None, tolerance: float = 0.20) -> Predicted:
     """Both predictors for one module. granularity None: the kernel has no tile rule (dense GEMMs)."""
     terms = principle_terms(case, figures.balance, granularity)
-    roofline = predict_boundary(
-        {case.module: module_work(case, granularity)},
-        figures.calibration,
-        tolerance,
-        case.baseline_positions,
-        edges=edge_positions(case, granularity),
-    )
+    edges, base = edge_positions(case, granularity), case.baseline_positions
+    if figures.spread is not None:
+        latencies = {case.module: module_latency(case, figures, granularity)}
+        roofline = predict_on(latencies, grid(base, edges), tolerance, base, figures.spread)
+    else:
+        work = {case.module: module_work(case, granularity)}
+        roofline = predict_boundary(work, figures.calibration, tolerance, base, edges=edges)
     if not terms:
         # Nothing bounds the module in the closed form: the end of the range that was looked at is what can be said.
         terms = {case.module: roofline.points[-1].positions}
-    return Predicted(idle_compute(case, figures.balance), closed_form(**terms), roofline, figures.basis)
+    n_idle = idle_compute(case, figures.balance)
+    return Predicted(n_idle, closed_form(**terms), roofline, figures.basis, figures.spread is not None)
 
 
-def predict_model(cases: list[tuple[Case, Granularity | None]], figures: Figures, tolerance: float = 0.20) -> Predicted:
+def grid(baseline_positions: int, edges: Sequence[int], last: int = MAX_COUNT) -> list[int]:
+    """The N of a predicted curve whose T may fall as N grows: POSITIONS, and both sides of every edge."""
+    wanted = {baseline_positions, *POSITIONS, *edges, *(n + 1 for n in edges)}
+    return sorted(n for n in wanted if baseline_positions <= n <= max(last, baseline_positions))
+
+
+def predict_model(cases: Sequence[tuple[Case, Granularity | None, Figures]], tolerance: float = 0.20) -> Predicted:
     """Both predictors for a model: the first exiting module, and the sum of the modules' predicted times.
 
     cases: one for each module, at one workload. N0 is that of the MoE module where there is one, for every module:
-    the closed form takes M_attn at the baseline workload. The principle's MoE model has no dense term.
+    the closed form takes M_attn at the baseline workload. The principle's MoE model has no dense term. The interval is
+    that of the calibrated modules alone.
     """
     if not cases:
         raise ValueError("a model needs at least one module")
-    positions = max(case.baseline_positions for case, _ in cases)
+    positions = max(case.baseline_positions for case, _, _ in cases)
     terms: dict[str, int] = {}
-    work = {}
-    for case, granularity in cases:
+    for case, granularity, figures in cases:
         if case.module == "attention" and granularity is not None and case.subject.attention is not None:
             group = case.subject.attention.group if granularity.packed else 1
             terms["attention"] = attention_term(granularity.tile(positions * group), group)
         else:
             terms |= principle_terms(case, figures.balance, granularity)
-        work[case.module] = module_work(case, granularity)
-    ffn = next((case for case, _ in cases if case.module != "attention"), cases[0][0])
-    edges = [n for case, granularity in cases for n in edge_positions(case, granularity)]
-    roofline = predict_boundary(work, figures.calibration, tolerance, positions, edges=edges)
-    return Predicted(idle_compute(ffn, figures.balance), closed_form(**terms), roofline, figures.basis)
+    ffn, _, figures = next((c for c in cases if c[0].module != "attention"), cases[0])
+    edges = [n for case, granularity, _ in cases for n in edge_positions(case, granularity)]
+    spreads = [f.spread for _, _, f in cases if f.spread is not None]
+    if spreads:
+        latencies = {case.module: module_latency(case, f, granularity) for case, granularity, f in cases}
+        spread = min(few for few, _ in spreads), max(many for _, many in spreads)
+        roofline = predict_on(latencies, grid(positions, edges), tolerance, positions, spread)
+    else:
+        work = {case.module: module_work(case, granularity) for case, granularity, _ in cases}
+        roofline = predict_boundary(work, figures.calibration, tolerance, positions, edges=edges)
+    basis = "; ".join(f"{case.module} {f.basis}" for case, _, f in cases) if spreads else figures.basis
+    return Predicted(idle_compute(ffn, figures.balance), closed_form(**terms), roofline, basis, bool(spreads))
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedCurve:
+    """latencies: (N, us, low, high), low and high None without a calibration. boundary: as it is read from them."""
+
+    latencies: tuple[tuple[int, float, float | None, float | None], ...]
+    boundary: Boundary
+
+
+def predict_curve(
+    latency: Latency, positions: Sequence[int], baseline_positions: int, tolerance: float, figures: Figures
+) -> PredictedCurve:
+    """T at these N, at N0 and at both sides of the crossing, with the intervals of the calibration."""
+    spread = figures.spread or (1.0, 1.0)
+    found = predict_on({"": latency}, positions, tolerance, baseline_positions, spread)
+    rows: list[tuple[int, float, float | None, float | None]] = []
+    for p in found.points:
+        t = p.latency_us
+        if figures.latency_spread is None:
+            rows.append((p.positions, t, None, None))
+        else:
+            # The prediction was so much too low or too high on held-out shapes: what was recorded lay between.
+            low, high = figures.latency_spread
+            rows.append((p.positions, t, t / high, t / low))
+    return PredictedCurve(tuple(rows), found.boundary)
 
 
 def model_modules(model: Model) -> list[str]:

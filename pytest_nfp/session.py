@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pytest_nfp import __version__, backends, baselines, catalog, journal, recordings, records
+from pytest_nfp import __version__, backends, baselines, calibrated, catalog, journal, recordings, records
 from pytest_nfp.baselines import BaselineFile, CaseBaseline
 from pytest_nfp.cases import FRAMEWORKS, Backend, Case, Module, expand, parse_backend
 from pytest_nfp.catalog import Model, UnknownName
@@ -21,7 +21,7 @@ from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, check_re
 from pytest_nfp.journal import Past
 from pytest_nfp.measure import PROTOCOLS, Curve, sweep, trust
 from pytest_nfp.measure.sweep import Interrupted
-from pytest_nfp.predict import Figures, Predicted, datasheet, edge_positions, gemm_shapes, predict_case
+from pytest_nfp.predict import Figures, Predicted, edge_positions, gemm_shapes, predict_case
 from pytest_nfp.principle import Boundary, ClosedForm, sensitivity
 from pytest_nfp.principle.plateaus import plateaus
 from pytest_nfp.records import CaseRecord, Question, Record, TestResult
@@ -72,7 +72,7 @@ class Session:
     _granularity: dict[Case, Granularity | RuleUnknown] = field(default_factory=dict)
     _baselines: dict[tuple[str, Backend, str], tuple[BaselineFile, Backend] | None] = field(default_factory=dict)
     _devices: dict[str, tuple[Device | None, str]] = field(default_factory=dict)
-    _figures: dict[tuple[str, str | None], Figures] = field(default_factory=dict)
+    _figures: dict[str, Figures] = field(default_factory=dict)
 
     # Names
 
@@ -220,28 +220,26 @@ class Session:
             raise found
         return found
 
-    def figures(self, case: Case) -> Figures:
-        """Datasheet of a GPU; of the CPU, the calibration of the case's kernel, made at the first use."""
-        key = (case.gpu, case.kernel)
-        if key not in self._figures:
-            if case.gpu == "cpu":
-                from pytest_nfp.measure.calibrate import load_or_calibrate
+    def figures(self, case: Case, granularity: Granularity | None) -> Figures:
+        """Calibration or datasheet of a GPU; of the CPU, the calibration of the case's kernel, made at the first use."""
+        if case.gpu != "cpu":
+            return calibrated.figures_of(case, granularity)
+        kernel = case.kernel or ""
+        if kernel not in self._figures:
+            from pytest_nfp.measure.calibrate import load_or_calibrate
 
-                device, reason = self.device("cpu")
-                if device is None:
-                    raise RuleUnknown(reason)
-                folder = artifacts.cache_folder("calibrations")
-                calibration = load_or_calibrate(device, folder, self.settings.seed, self.say)
-                self._figures[key] = calibration.figures(case.kernel or "")
-            else:
-                gpu = catalog.gpu(case.gpu)
-                self._figures[key] = datasheet(gpu.peak_flops, gpu.bandwidth)
-        return self._figures[key]
+            device, reason = self.device("cpu")
+            if device is None:
+                raise RuleUnknown(reason)
+            folder = artifacts.cache_folder("calibrations")
+            calibration = load_or_calibrate(device, folder, self.settings.seed, self.say)
+            self._figures[kernel] = calibration.figures(kernel)
+        return self._figures[kernel]
 
     def predicted(self, case: Case) -> tuple[Predicted, Granularity | None]:
         """Both predictors. Raises RuleUnknown where the tile rule is needed and unknown."""
         granularity = None if case.module == "dense" else self.granularity(case)
-        return predict_case(case, self.figures(case), granularity, self.settings.tolerance), granularity
+        return predict_case(case, self.figures(case, granularity), granularity, self.settings.tolerance), granularity
 
     def baseline(self, case: Case) -> tuple[BaselineFile, str, bool] | None:
         """The stored file to hold a case to, its name, and whether it is of exactly this release."""
@@ -325,7 +323,7 @@ class Session:
             return self._note(case, "boundary", Verdict("INVALID", (str(reason),)), predicted, granularity)
         if curve is None:
             return self._note(case, "boundary", why_not, predicted, granularity)
-        verdict = self._judge(case, curve, predicted, self.figures(case), granularity)
+        verdict = self._judge(case, curve, predicted, self.figures(case, granularity), granularity)
         if curve.kind == "measured":
             found = self.cases[case.id]
             self.say(f"{case.key} has n_max {found.n_max}, interval {found.n_max_interval}: {verdict.outcome}")
@@ -367,10 +365,11 @@ class Session:
         elif is_sure and self._is_update(exact, has_baseline, verdict):
             agrees, because = True, ""
             if predicted is not None:
-                n = held_to(predicted, figures)[1]
-                agrees = agreement(case, curve, boundary, n, n, self.settings.match_tolerance) == "agrees"
+                expected = held_to(predicted, figures, curve)
+                ends = expected.low, expected.high
+                agrees = agreement(case, curve, boundary, *ends, self.settings.match_tolerance) == "agrees"
                 cause = figures.cause if figures is not None else ""
-                because = cause or explain(case, curve, boundary, n, granularity)
+                because = cause or explain(case, curve, boundary, expected.n_max, granularity)
             runs = self._runs(case, granularity, curve, boundary)
             entry = self._update_case(case)
             entry.measured = baselines.measured_of(curve, boundary, agrees, because, runs)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_nfp import catalog
+from pytest_nfp import calibrated
 from pytest_nfp.cases import Backend, Case, Module, expand
 from pytest_nfp.catalog import Gpu, Model
 from pytest_nfp.granularity import Granularity, RuleUnknown, changed_parameters, changed_ranges, query_of, read_many
-from pytest_nfp.predict import Predicted, datasheet, predict_case
+from pytest_nfp.predict import Predicted, predict_case
+from pytest_nfp.verdict import has_moved
 
 MODULE_OF: dict[str, Module] = {
     "vllm": "moe",
@@ -93,15 +94,20 @@ class Change:
     @property
     def moves_boundary(self) -> bool:
         """Whether the change moves a predicted N_max or the kernel, or can't be told."""
-        pairs = [self.n_max(predictor) for predictor in ("principle", "tile_roofline")]
-        return self._is_one_unknown or self.kernel is not None or any(old != new for old, new in pairs)
+        if self._is_one_unknown or self.kernel is not None:
+            return True
+        pairs = [self.terms(predictor) for predictor in ("principle", "tile_roofline")]
+        return any(old is not None and new is not None and has_moved(old, new) for old, new in pairs)
+
+    def terms(self, predictor: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """What `principle` or `tile_roofline` says before and after; None where unknown."""
+        before, after = (s.predicted.as_dict()[predictor] if s.predicted else None for s in (self.before, self.after))
+        return before, after
 
     def n_max(self, predictor: str) -> tuple[int | None, int | None]:
         """N_max before and after by `principle` or `tile_roofline`; None where unknown."""
-        before, after = (
-            s.predicted.as_dict()[predictor]["n_max"] if s.predicted else None for s in (self.before, self.after)
-        )
-        return before, after
+        before, after = self.terms(predictor)
+        return before["n_max"] if before else None, after["n_max"] if after else None
 
 
 def _rank_in_words(case: Case) -> str:
@@ -142,10 +148,8 @@ def answer(cases: Sequence[Case], archives: Path | None = None) -> list[Side]:
         if isinstance(granularity, RuleUnknown):
             sides.append(Side(None, None, str(granularity)))
             continue
-        gpu = catalog.gpu(case.gpu)
-        # Peaks are of BF16; FP8 weights halve the bytes and, on GPUs that have it, double the peak.
-        peak = gpu.peak_flops * (2 if case.dtype.startswith("fp8") and gpu.capability >= (8, 9) else 1)
-        sides.append(Side(granularity, predict_case(case, datasheet(peak, gpu.bandwidth), granularity)))
+        figures = calibrated.figures_of(case, granularity)
+        sides.append(Side(granularity, predict_case(case, figures, granularity)))
     return sides
 
 

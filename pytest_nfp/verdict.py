@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_nfp import catalog
 from pytest_nfp.baselines import CaseBaseline, Measured, Tiles
@@ -14,6 +15,7 @@ from pytest_nfp.measure.curve import Curve
 from pytest_nfp.predict import Figures, Predicted
 from pytest_nfp.principle import Boundary
 from pytest_nfp.principle.agreement import Agreement, compare, match_slack, sweep_step
+from pytest_nfp.principle.boundary import bracketed
 
 Outcome = Literal["PASS", "FAIL", "UNDECIDED", "INVALID", "UNSUPPORTED", "SKIPPED"]
 STALE = 1.5
@@ -86,8 +88,8 @@ def gate_by_boundary(
     """A failure by changed tiles as a warning, where neither the kernel nor a predicted N_max of the case moved."""
     if granularity.kernel != baseline.kernel or case is None or case.predicted is None:
         return verdict
-    before = case.predicted.model_dump()
-    if any(term["n_max"] != before[predictor]["n_max"] for predictor, term in predicted.as_dict().items()):
+    before = case.predicted.as_dict()
+    if any(has_moved(before[predictor], term) for predictor, term in predicted.as_dict().items()):
         return verdict
     return Verdict("PASS", tuple(f"warning, as it moves no predicted boundary: {r}" for r in verdict.reasons))
 
@@ -97,9 +99,9 @@ def effect_in_words(predicted: Predicted, baseline: CaseBaseline | None) -> str:
     if baseline is None or baseline.predicted is None:
         return f"N_max is {predicted.principle.n_max} by the principle"
     parts = []
-    now, before = predicted.as_dict(), baseline.predicted.model_dump()
+    now, before = predicted.as_dict(), baseline.predicted.as_dict()
     for predictor, term in now.items():
-        old, new = before[predictor]["n_max"], term["n_max"]
+        old, new = term_in_words(before[predictor]), term_in_words(term)
         change = f"{old} to {new}" if old != new else f"stays {new}"
         parts.append(f"{change} by the {predictor.replace('_', ' ')} ({term['limiting']} limits)")
     return "N_max " + ", ".join(parts)
@@ -111,19 +113,59 @@ def judge_prediction(
     """Both predictors must give what the baseline says. changes: the tile changes behind a difference, in words."""
     if baseline is None or baseline.predicted is None:
         return Verdict("PASS", ("no baseline for this case: nothing is held to it (--nfp-update=missing stores it)",))
-    if predicted.as_dict() == baseline.predicted.model_dump():
+    now, before = predicted.as_dict(), baseline.predicted.as_dict()
+    if now == before:
         return Verdict("PASS")
     cause = f" because of {'; '.join(changes)}" if changes else ""
-    return Verdict(
-        "FAIL", (f"prediction changed against {baseline_name}: {effect_in_words(predicted, baseline)}{cause}",)
-    )
+    changed = f"against {baseline_name}: {effect_in_words(predicted, baseline)}{cause}"
+    if not changes and not any(
+        has_moved(before[name], term) or before[name]["limiting"] != term["limiting"] for name, term in now.items()
+    ):
+        return Verdict("PASS", (f"warning: the prediction changed within its interval {changed}",))
+    return Verdict("FAIL", (f"prediction changed {changed}",))
 
 
-def held_to(predicted: Predicted, figures: Figures | None) -> tuple[str, int]:
-    """The predictor that a boundary is held to: tile roofline where calibrated, else the closed form."""
-    if figures is None or figures.basis == "datasheet" or predicted.tile_roofline is None:
-        return "principle", predicted.principle.n_max
-    return "tile roofline", predicted.tile_roofline.n_max
+def has_moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a predictor's N_max differs: of calibrated ones, whether one lies outside the other's interval."""
+    if "interval" not in before or "interval" not in after:
+        return bool(before["n_max"] != after["n_max"])
+    pairs = ((before["n_max"], after["interval"]), (after["n_max"], before["interval"]))
+    return any(n < low or (high is not None and n > high) for n, (low, high) in pairs)
+
+
+def term_in_words(term: Mapping[str, Any]) -> str:
+    """ "256", "256 [192, 319]"."""
+    return f"{term['n_max']} {bracketed(term['interval'])}" if "interval" in term else f"{term['n_max']}"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a boundary is held to: a predictor's N_max, and the interval [low, high] of it (high None: at least)."""
+
+    predictor: str
+    n_max: int
+    low: int
+    high: int | None
+
+    def __str__(self) -> str:
+        interval = "" if self.low == self.high else f" {bracketed((self.low, self.high))}"
+        return f"{self.predictor} {self.n_max}{interval}"
+
+
+def held_to(predicted: Predicted, figures: Figures | None, curve: Curve) -> Expected:
+    """The tile roofline where it is calibrated, else the closed form.
+
+    A recorded curve is held to the closed form: GPU calibrations were fitted on such curves, so agreeing would prove
+    nothing. So is a GPU whose calibration was carried over from another one, which nothing has proven.
+    """
+    n, roofline = predicted.principle.n_max, predicted.tile_roofline
+    if figures is None or figures.basis == "datasheet" or roofline is None:
+        return Expected("principle", n, n, n)
+    if figures.kernel is not None and (curve.kind == "recorded" or not figures.is_proven):
+        return Expected("principle", n, n, n)
+    if predicted.is_interval:
+        return Expected("tile roofline", roofline.n_max, *roofline.boundary.n_max_interval)
+    return Expected("tile roofline", roofline.n_max, roofline.n_max, roofline.n_max)
 
 
 def agreement(
@@ -192,12 +234,13 @@ def _against_prediction(
     """The boundary against the predictor that counts here; None where nothing can be held to one."""
     if predicted is None:
         return None
-    predictor, n = held_to(predicted, figures)
+    expected = held_to(predicted, figures, curve)
+    predictor, n = expected.predictor, expected.n_max
     if _is_capped(boundary, curve):
         # Where the kernel refuses to go on, its latency says no more than: at least so far.
         boundary = replace(boundary, n_max_interval=(boundary.n_max_interval[0], None))
-    said = f"{curve.kind} N_max {interval_in_words(boundary)}, {predictor} {n}"
-    found = agreement(case, curve, boundary, n, n, match_tolerance)
+    said = f"{curve.kind} N_max {interval_in_words(boundary)}, {expected}"
+    found = agreement(case, curve, boundary, expected.low, expected.high, match_tolerance)
     if stored is not None and stored.prediction == "deviates":
         if found == "agrees":
             gone = f"they agree, but the baseline says the prediction deviates ({stored.because}); update it"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_nfp import catalog
-from pytest_nfp.baselines import CaseBaseline, Measured, Tiles, tiles_of
+from pytest_nfp.baselines import CaseBaseline, Measured, PredictedTerms, Tiles, tiles_of
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.measure import Curve
 from pytest_nfp.predict import Figures, Predicted, datasheet, predict_case
@@ -123,6 +123,54 @@ def test_the_calibrated_tile_roofline_is_what_counts() -> None:
     calibrated = Figures(1e12, 1e12, Calibration(1e12, 1e12), "calibrated")
     assert judge(FLAT, predicted(32, 512), figures=calibrated).outcome == "PASS"
     assert judge(FLAT, predicted(512, 32), figures=calibrated).outcome == "FAIL"
+
+
+def calibrated(interval: tuple[int, int | None], n: int) -> Predicted:
+    """A prediction of 32 by the principle and `n` in this interval by a calibrated roofline."""
+    p = predicted(32, n)
+    assert p.tile_roofline is not None
+    boundary = replace(p.tile_roofline.boundary, n_max_interval=interval)
+    return replace(p, tile_roofline=replace(p.tile_roofline, boundary=boundary), is_interval=True)
+
+
+GPU = replace(SHEET, basis="calibrated on ...", kernel="triton", residuals=object(), spread=(0.9, 1.1))  # type: ignore[arg-type]
+
+
+def test_a_measured_boundary_is_held_to_the_calibrated_interval() -> None:
+    """Inside it passes, outside it fails, and the interval is told."""
+    mine = replace(FLAT, kind="measured")
+    assert judge(mine, calibrated((384, 800), 600), figures=GPU).outcome == "PASS"
+    v = judge(mine, calibrated((64, 128), 96), figures=GPU)
+    assert v.outcome == "FAIL"
+    assert "measured N_max 512 to 767, tile roofline 96 [64, 128]: they differ" in v.reasons[0]
+
+
+def test_a_recorded_curve_is_never_held_to_what_was_fitted_on_recordings() -> None:
+    """It is held to the principle; so is a measured one where the calibration was carried over from another GPU."""
+    v = judge(FLAT, calibrated((384, 800), 600), figures=GPU)
+    assert "principle 32: they differ" in v.reasons[0]
+    carried_over = replace(GPU, residuals=None)
+    v = judge(replace(FLAT, kind="measured"), calibrated((384, 800), 600), figures=carried_over)
+    assert "principle 32: they differ" in v.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("n", "interval", "outcome", "said"),
+    [
+        (600, (384, 800), "PASS", None),
+        (590, (380, 800), "PASS", "warning: the prediction changed within its interval"),
+        (96, (64, 128), "FAIL", "600 [384, 800] to 96 [64, 128] by the tile roofline"),
+    ],
+)
+def test_a_calibrated_prediction_has_changed_where_it_left_its_interval(
+    n: int, interval: tuple[int, int | None], outcome: str, said: str | None
+) -> None:
+    """Other tile parameters alone move it a little: that is a warning."""
+    stored_terms = PredictedTerms.model_validate(calibrated((384, 800), 600).as_dict())
+    baseline = CaseBaseline(baseline_positions=32, predicted=stored_terms)
+    v = judge_prediction(calibrated(interval, n), baseline, "b", [])
+    assert v.outcome == outcome
+    assert said is None or said in v.reasons[0]
 
 
 def test_a_kernel_that_the_predictor_does_not_describe_is_held_to_its_baseline_alone() -> None:

@@ -51,6 +51,10 @@ class Gpu(_Strict):
         """phi, FLOP/s."""
         return self.peak_tflops * 1e12
 
+    def peak_flops_of(self, dtype: str) -> float:
+        """Phi of a dtype: FP8 doubles the BF16 peak on GPUs that compute in it; INT4 weights are computed in BF16."""
+        return self.peak_flops * (2 if dtype.startswith("fp8") and self.capability >= (8, 9) else 1)
+
     @property
     def bandwidth(self) -> float:
         """beta, bytes/s."""

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_nfp import catalog
 from pytest_nfp.catalog import CALIBRATIONS, UnknownName
-from pytest_nfp.files import write_atomically
+from pytest_nfp.files import read_yaml, write_atomically
 from pytest_nfp.recordings.errors import NoRecording
+
+if TYPE_CHECKING:
+    from pytest_nfp.recordings.fit import Fitted
+
+Module = Literal["dense", "moe"]
+MODULES: tuple[Module, ...] = ("dense", "moe")
+DTYPES = ("bf16", "fp8", "fp8-block", "int4")
 
 
 def add(commands: Any) -> None:
@@ -24,49 +32,75 @@ def add(commands: Any) -> None:
     )
     p.add_argument("--from", dest="source", choices=("recorded", "device"), default="recorded", help="default recorded")
     p.add_argument("--gpu", action="append", default=[], help="catalog name; repeatable (default: all recorded ones)")
-    p.add_argument("--module", choices=("dense", "moe"), action="append", default=[], help="default both; repeatable")
-    p.add_argument("--dtype", default="bf16", help="default bf16")
-    p.add_argument("--output", type=Path, default=CALIBRATIONS, help="default: the catalog's own file")
+    p.add_argument("--module", choices=MODULES, action="append", default=[], help="default both; repeatable")
+    p.add_argument("--dtype", choices=DTYPES, action="append", default=[], help="default all; repeatable")
+    p.add_argument(
+        "--output",
+        type=Path,
+        default=CALIBRATIONS,
+        help="default: the catalog's own file; what it holds of other GPUs, modules and dtypes stays",
+    )
     p.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Fit and write. Raises UnknownName, NoRecording."""
+    """Fit and write. Raises UnknownName, NoRecording, FileError."""
     if given.source == "device":
         return _device()
-    from pytest_nfp.recordings import aiconfigurator, fit, library
+    from pytest_nfp.recordings import aiconfigurator
+    from pytest_nfp.recordings.fit import CalibrationsFile, text_of
 
-    fitted = []
+    jobs = []
     for gpu in given.gpu or sorted(aiconfigurator.SYSTEMS):
         name = catalog.gpu(gpu).name
-        for module in given.module or ("dense", "moe"):
+        for module in given.module or MODULES:
             backends = aiconfigurator.releases(name, module)
             if not backends:
                 aiconfigurator.table_path(name, "vllm", "0", module)  # says what is missing
-            found = [
-                c for c in library.read_all([name], module, given.dtype).curves if c.distribution in ("", "balanced")
-            ]
-            for framework in dict.fromkeys(b.framework for b in backends):
-                mine = [c for c in found if c.framework == framework]
-                if not mine:
-                    continue
-                print(f"  {name} {framework} {module} {given.dtype}: {len(mine)} curves", file=sys.stderr)
-                try:
-                    joined, _ = fit.join(mine)
-                    one = fit.calibrate(joined, aiconfigurator.path_of_curve)
-                except fit.NoFit as reason:
-                    print(f"  {name} {framework} {module}: no calibration: {reason}", file=sys.stderr)
-                    continue
-                fitted.append(one)
-                print(
-                    f"{one.gpu} {one.framework} {one.kernel} {one.dtype}: {one.curves} curves of {one.shapes} shapes,"
-                    f" T error {one.error:.1%}, N_max within one step {one.within_one_step:.0%} (held-out shapes)"
-                )
-    if not fitted:
+            frameworks = dict.fromkeys(b.framework for b in backends)
+            jobs += [(name, f, module, dtype) for f in frameworks for dtype in given.dtype or DTYPES]
+    kept = {}
+    if given.output.exists():
+        kept = {f.key: f for f in read_yaml(given.output, CalibrationsFile).calibrations}
+    written = 0
+    with ProcessPoolExecutor() as pool:
+        for found in pool.map(_fit, jobs):
+            for said, calibrated in found:
+                print(said, file=sys.stdout if calibrated else sys.stderr, flush=True)
+                if calibrated is not None:
+                    fitted, residuals = calibrated
+                    kept[fitted.key] = fitted
+                    write_atomically(fitted.residuals_path(given.output), residuals)
+                    written += 1
+    if not written:
         raise NoRecording("nothing could be fitted, so nothing was written")
-    write_atomically(given.output, fit.text_of(fitted))
+    write_atomically(given.output, text_of(list(kept.values())))
     print(f"wrote {given.output}")
     return 0
+
+
+def _fit(job: tuple[str, str, Module, str]) -> list[tuple[str, tuple[Fitted, str] | None]]:
+    """What is said of each kernel of one table set, with its calibration and residuals where there is one."""
+    from pytest_nfp.recordings import aiconfigurator, fit, library
+
+    gpu, framework, module, dtype = job
+    curves = library.read_all([gpu], module, dtype).curves
+    mine = [c for c in curves if c.framework == framework and c.distribution in ("", "balanced")]
+    found: list[tuple[str, tuple[Fitted, str] | None]] = []
+    for family in sorted({c.family for c in mine}):
+        name = f"{gpu} {framework} {family} {dtype}"
+        try:
+            joined, _ = fit.join([c for c in mine if c.family == family])
+            one, residuals = fit.calibrate(joined, aiconfigurator.path_of_curve)
+        except fit.NoFit as reason:
+            found.append((f"  {name}: no calibration: {reason}", None))
+            continue
+        said = (
+            f"{name}: {one.curves} curves of {one.shapes} shapes, T error {one.error:.1%}, N_max within one step"
+            f" {one.within_one_step:.0%}, in its interval {one.covered:.0%} (held-out shapes)"
+        )
+        found.append((said, (one, residuals)))
+    return found
 
 
 def _device() -> int:

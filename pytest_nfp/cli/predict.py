@@ -4,61 +4,42 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from pytest_nfp import catalog
+from pytest_nfp import calibrated, catalog
 from pytest_nfp.cases import ALIASES, BYTES_PER_ELEMENT, Backend, Case, Module, expand, parse_backend
 from pytest_nfp.catalog import Model, Moe, UnknownName
 from pytest_nfp.cli.options import add_artifacts, add_parallel, positive, release
 from pytest_nfp.granularity import Granularity, artifacts, granularity_of
-from pytest_nfp.parallel import on_rank, parse_parallel
-from pytest_nfp.predict import datasheet, model_modules, module_work, predict_model
-from pytest_nfp.principle import dense_work
-from pytest_nfp.principle.boundary import bracketed
-from pytest_nfp.principle.tile_roofline import Work
-from pytest_nfp.records import finite
-
-GRID = (
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    12,
-    16,
-    24,
-    32,
-    48,
-    64,
-    80,
-    96,
-    128,
-    160,
-    192,
-    256,
-    320,
-    384,
-    512,
-    768,
-    1024,
-    1536,
-    2048,
-    3072,
-    4096,
+from pytest_nfp.parallel import Parallel, on_rank, parse_parallel
+from pytest_nfp.predict import (
+    edge_positions,
+    gemm_latency,
+    grid,
+    model_modules,
+    module_latency,
+    predict_curve,
+    predict_model,
 )
-"""The N of a predicted curve, as far as --end."""
+from pytest_nfp.principle.boundary import bracketed
+from pytest_nfp.principle.routing import Replay, Routing, check_routing
+from pytest_nfp.records import finite
+from pytest_nfp.traces import read_trace
+from pytest_nfp.verdict import term_in_words
+
+TRACE = "trace:"
 OWN_ATTENTION = {"vllm": "flash-attn", "sglang": "flashinfer-python"}
 
 
 CURVE = {
-    "experts": "with --curve: experts of one rank, with --expert-width --hidden --top-k instead of --model",
-    "expert-width": "with --curve: intermediate width of an expert on one rank",
+    "experts": "with --curve: experts, with --expert-width --hidden --top-k instead of --model",
+    "expert-width": "with --curve: intermediate width of an expert, before it is cut over ranks",
     "hidden": "with --curve: hidden size",
     "gemm-n": "with --curve: columns of a dense GEMM, with --gemm-k instead of --model",
     "gemm-k": "with --curve: inner dimension of a dense GEMM",
+    "tp": "with --curve: ranks of tensor parallelism, the same as --parallel tpN",
     "end": "with --curve: last N (default 1024)",
 }
 
@@ -74,17 +55,22 @@ def add(commands: Any) -> None:
     predict.add_argument("--gpu", required=True, help="catalog name, such as h20")
     predict.add_argument("--model", help="catalog name, or path of a Hugging Face config.json")
     predict.add_argument(
-        "--backend", help="MoE framework and release, such as vllm==0.33.0; may be left out for dense models"
+        "--backend",
+        "--release",
+        help="MoE framework and release, such as vllm==0.33.0; may be left out for dense models",
     )
     predict.add_argument("--attention", help="attention framework and release, such as flash-attn==2.8.3")
     predict.add_argument("--batch", type=positive, default=1, help="requests in the forward (default 1)")
     predict.add_argument("--context", type=positive, default=4096, help="cached tokens per request (default 4096)")
     predict.add_argument("--top-k", type=positive, help="experts per token (default: the model's)")
     predict.add_argument(
-        "--routing", choices=("balanced", "skewed"), default="balanced", help="expert load (default balanced)"
+        "--routing",
+        default="balanced",
+        help="balanced (default), skewed; with --curve also uniform, power-law-A (such as power-law-1.2), and"
+        " trace:FILE, a CSV with a line `token,expert,expert,...` for each token",
     )
     predict.add_argument(
-        "--dtype", choices=("bf16", "fp16"), default="bf16", help="weights and activations (default bf16)"
+        "--dtype", choices=("bf16", "fp16", "fp8", "fp8-block", "int4"), default="bf16", help="weights (default bf16)"
     )
     predict.add_argument("--tolerance", type=float, default=0.20, help="epsilon (default 0.2)")
     predict.add_argument(
@@ -92,8 +78,11 @@ def add(commands: Any) -> None:
         action="store_true",
         help="the predicted T(N) of the MoE layer, or of a shape by hand, with its interval",
     )
-    for name in ("experts", "expert-width", "hidden", "gemm-n", "gemm-k", "end"):
+    for name in ("experts", "expert-width", "hidden", "gemm-n", "gemm-k", "tp", "end"):
         predict.add_argument(f"--{name}", type=positive, help=CURVE[name])
+    predict.add_argument(
+        "--kernel", help="with --curve: the calibrated kernel, such as triton (default: the one that the release runs)"
+    )
     add_parallel(predict)
     add_artifacts(predict)
     predict.add_argument("--json", action="store_true", help="print JSON")
@@ -137,7 +126,10 @@ def _cases(given: argparse.Namespace) -> list[Case]:
             raise UnknownName(f"{backend.framework} is no {module} backend")
         case = replace(found[0], batch=given.batch, dtype=given.dtype)
         if module == "moe":
-            case = replace(case, top_k=top_k, routing=given.routing)
+            routing = _routing(given.routing)
+            if routing not in ("balanced", "skewed"):
+                raise UnknownName(f"the closed form knows balanced and skewed routing: give --curve for {routing}")
+            case = replace(case, top_k=top_k, routing=routing)
         cases.append(case)
     return cases
 
@@ -149,11 +141,12 @@ def run(given: argparse.Namespace) -> int:
     if given.model is None:
         raise UnknownName("give --model, or --curve with a shape by hand")
     cases = _cases(given)
+    gpu = catalog.gpu(given.gpu)
     pairs: list[tuple[Case, Granularity | None]] = [
         (case, None if case.module == "dense" else granularity_of(case, given.artifacts)) for case in cases
     ]
-    gpu = catalog.gpu(given.gpu)
-    predicted = predict_model(pairs, datasheet(gpu.peak_flops, gpu.bandwidth), given.tolerance)
+    modules = [(case, g, calibrated.figures_of(case, g)) for case, g in pairs]
+    predicted = predict_model(modules, given.tolerance)
     terms, roofline = predicted.principle, predicted.tile_roofline
     assert roofline is not None and predicted.n_idle is not None
     answer: dict[str, Any] = {
@@ -170,6 +163,7 @@ def run(given: argparse.Namespace) -> int:
         "tile_roofline": {
             "n_max": roofline.n_max,
             "limiting": roofline.limiting,
+            "interval": list(roofline.boundary.n_max_interval) if predicted.is_interval else None,
             "basis": predicted.basis,
         },
         "not_described": [] if cases[0].subject.attention else ["attention"],
@@ -194,7 +188,8 @@ def run(given: argparse.Namespace) -> int:
     for name, value in answer["terms"].items():
         if value is not None:
             print(f"    {name:<14} {value}")
-    print(f"  tile roofline    N_max {roofline.n_max}, limited by {roofline.limiting} ({predicted.basis})")
+    said = term_in_words(predicted.as_dict()["tile_roofline"])
+    print(f"  tile roofline    N_max {said}, limited by {roofline.limiting} ({predicted.basis})")
     for module in answer["not_described"]:
         print(f"  {module} of this model is not described: the bound is that of its other modules, not of the model")
     for module, g in answer["granularity"].items():
@@ -207,41 +202,49 @@ def run(given: argparse.Namespace) -> int:
 
 def _curve(given: argparse.Namespace) -> int:
     """The predicted T(N) of one layer."""
-    from pytest_nfp.curves import predict_curve
-
     gpu = catalog.gpu(given.gpu)
     backend = release(given.backend, "--backend") if given.backend else None
+    warnings: tuple[str, ...] = ()
+    edges: list[int] = []
     if given.gemm_n or given.gemm_k:
         if not (given.gemm_n and given.gemm_k):
             raise UnknownName("a GEMM needs both --gemm-n and --gemm-k")
-        shapes, s = [(given.gemm_n, given.gemm_k)], BYTES_PER_ELEMENT[given.dtype]
-        kernel, base = "gemm", 1
-        warnings: tuple[str, ...] = ()
-        work: Callable[[int], Work] = lambda n: dense_work(n, given.batch, shapes, s, None)  # noqa: E731
+        shape = (given.gemm_n, given.gemm_k)
+        on = calibrated.figures(gpu.name, backend.framework if backend else "vllm", given.kernel or "gemm", given.dtype)
+        base = 1
+        latency = lambda n: gemm_latency(n * given.batch, *shape, BYTES_PER_ELEMENT[given.dtype], on)  # noqa: E731
     else:
         if backend is None:
             raise UnknownName("the tiles of experts are those of a framework: give --backend FRAMEWORK==RELEASE")
         case = _moe_case(given, gpu.name, backend)
         granularity = granularity_of(case, given.artifacts)
-        kernel, base, warnings = "triton", case.baseline_positions, granularity.warnings
-        work = module_work(case, granularity)
+        kernel = given.kernel or calibrated.kernel_of(case, granularity)
+        on = calibrated.figures(gpu.name, backend.framework, kernel, given.dtype)
+        base, edges, warnings = case.baseline_positions, edge_positions(case, granularity), granularity.warnings
+        latency = module_latency(case, on, granularity)
+        # A trace says nothing of more tokens than it has.
+        if isinstance(case.routing, Replay):
+            given.end = min(given.end or 1024, len(case.routing.tokens) // given.batch)
     end = given.end or 1024
-    grid = [n for n in GRID if base <= n <= end] + [end]
-    framework = backend.framework if backend else "vllm"
-    found = predict_curve(gpu, framework, kernel, given.dtype, work, grid, base, given.tolerance)
+    found = predict_curve(latency, [*grid(base, edges, end), end], base, given.tolerance, on)
+    basis = on.basis
+    if on.spread is None:
+        basis = f"datasheet peaks: no calibration of this kernel for {given.dtype} on {gpu.name}"
     answer = {
         "points": [[n, *(None if v is None else round(v, 3) for v in rest)] for n, *rest in found.latencies],
         "n_max": found.boundary.n_max,
         "n_max_interval": list(found.boundary.n_max_interval),
+        "n_first_exit": found.boundary.n_first_exit,
         "baseline_positions": base,
-        "calibration": found.basis,
+        "kernel": on.kernel or given.kernel,
+        "calibration": basis,
         "warnings": list(warnings),
     }
     if given.json:
         print(json.dumps(answer, indent=1))
         return 0
     print(f"{gpu.title}, N0={base}: N_max {found.boundary.n_max}, interval {bracketed(found.boundary.n_max_interval)}")
-    print(f"  {found.basis}")
+    print(f"  {basis}")
     print(f"  {'N':>6}  {'T us':>10}  {'low':>10}  {'high':>10}  T/T(N0)")
     first = next(t for n, t, *_ in found.latencies if n == base)
     for n, t, below, above in found.latencies:
@@ -252,20 +255,39 @@ def _curve(given: argparse.Namespace) -> int:
     return 0
 
 
+def _routing(text: str) -> Routing:
+    """--routing. Raises UnknownName, FileError."""
+    if text.startswith(TRACE):
+        return read_trace(Path(text.removeprefix(TRACE)))
+    try:
+        return check_routing(text)
+    except ValueError as error:
+        raise UnknownName(
+            f"--routing {error}; or trace:FILE with a line `token,expert,expert,...` for each token"
+        ) from None
+
+
+def _parallel(given: argparse.Namespace) -> Parallel:
+    return parse_parallel(f"tp{given.tp}" if given.tp else given.parallel)
+
+
 def _moe_case(given: argparse.Namespace, gpu: str, backend: Backend) -> Case:
     """The layer as one rank holds it: of a model, or of a shape given by hand."""
     by_hand = (given.experts, given.expert_width, given.hidden, given.top_k)
     if given.model:
-        model = on_rank(catalog.model(given.model), parse_parallel(given.parallel))
+        model = catalog.model(given.model)
     elif all(by_hand):
         moe = Moe(experts=given.experts, width=given.expert_width, top_k=given.top_k)
         model = Model(name="shape", hidden=given.hidden, moe=moe, source="given by hand")
     else:
         raise UnknownName("the shape is incomplete: give --model, or --experts --expert-width --hidden --top-k")
+    model = on_rank(model, _parallel(given))
     if model.moe is None:
         raise UnknownName(f"{model.name} has no experts: give a GEMM with --gemm-n and --gemm-k")
     case = next(expand(gpu, backend, "moe", model), None)
     if case is None:
         raise UnknownName(f"{backend.framework} is no MoE backend")
     top_k = given.top_k or model.moe.top_k
-    return replace(case, batch=given.batch, dtype=given.dtype, top_k=top_k, routing=given.routing)
+    if top_k > model.moe.experts:
+        raise UnknownName(f"--top-k {top_k}: {model.name} has {model.moe.experts} experts")
+    return replace(case, batch=given.batch, dtype=given.dtype, top_k=top_k, routing=_routing(given.routing))

@@ -16,6 +16,7 @@ from pytest_nfp.cli import options
 from pytest_nfp.granularity import artifacts
 from pytest_nfp.parallel import on_rank, parse_parallel
 from pytest_nfp.upgrade import MODULE_OF, Change
+from pytest_nfp.verdict import term_in_words
 
 EXIT_CHANGED = 1
 PARAMETERS = 4
@@ -163,7 +164,7 @@ def _in_words(c: Change) -> list[str]:
     if not c.tiles:  # Where tiles change too, the other parameters are a detail that --json has.
         lines += _parameters_in_words(c)
     for predictor in ("principle", "tile_roofline"):
-        old, new = c.n_max(predictor)
+        old, new = (term_in_words(term) if term else "unknown" for term in c.terms(predictor))
         change = f"{old} to {new}" if old != new else f"stays {new}"
         lines.append(f"N_max {change} by the {predictor.replace('_', ' ')}")
     return lines
@@ -196,7 +197,8 @@ def _markdown(
         model = f"{c.case.subject.name}<br>one rank: {c.rank[0]} → {c.rank[1]}" if c.rank else c.case.subject.name
         tiles = "<br>".join(f"{a}..{b}: {old} → {new}" for a, b, old, new in c.tiles) or "same"
         source = c.sources[1] if c.sources[0] == c.sources[1] else f"{c.sources[0]} → {c.sources[1]}"
-        n = [f"{a} → {b}" if a != b else f"{b}" for a, b in (c.n_max("principle"), c.n_max("tile_roofline"))]
+        said = [[term_in_words(t) for t in c.terms(p) if t] for p in ("principle", "tile_roofline")]
+        n = [f"{a} → {b}" if a != b else b for a, b in said]
         assert c.after.granularity is not None  # else it is unknown
         kernel = " → ".join(c.kernel) if c.kernel else c.after.granularity.kernel
         lines.append(f"| {model} | {', '.join(gpus)} | {tiles} | {kernel} | {source} | {n[0]} | {n[1]} |")
@@ -216,6 +218,7 @@ def as_json(c: Change) -> dict[str, Any]:
         "rank": c.rank,
         "source": c.sources,
         "n_max": {p: c.n_max(p) for p in ("principle", "tile_roofline")},
+        "n_max_interval": [term and term.get("interval") for term in c.terms("tile_roofline")],
         "unknown": [c.before.unknown, c.after.unknown],
     }
 

@@ -27,6 +27,7 @@ from pytest_nfp.principle.tile_roofline import (
     dense_work,
     moe_work,
     predict_boundary,
+    predict_on,
 )
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "n_idle_dense",
     "n_idle_moe",
     "predict_boundary",
+    "predict_on",
     "rows_per_expert",
     "sensitivity",
 ]

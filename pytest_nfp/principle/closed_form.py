@@ -40,7 +40,12 @@ def dense_term(balance: float, bytes_per_element: float, batch: int = 1) -> int:
 
 
 def moe_term(routing: Routing, block_m: int, experts: int, top_k: int, batch: int = 1) -> int:
-    """MoE FFN: E * M_moe / (k*b) balanced (upper bound), M_moe / b skewed (lower bound)."""
+    """MoE FFN: E * M_moe / (k*b) balanced (upper bound), M_moe / b skewed (lower bound).
+
+    Raises ValueError for any other routing: the closed form has no term for it.
+    """
+    if routing not in ("balanced", "skewed"):
+        raise ValueError(f"the closed form knows balanced and skewed routing, not {routing}")
     require_positive(block_m=block_m, experts=experts, top_k=top_k, batch=batch)
     if routing == "balanced":
         return whole_positions(experts * block_m / (top_k * batch))

@@ -153,7 +153,7 @@ def moe_work(
     tokens = positions * batch
     rows_in_tile = tile(tokens) if tile is not None else None
     weights = matrices * hidden * expert_width
-    computed = once = again = tiles = 0
+    computed = once = again = tiles = 0.0
     for count, rows in rows_per_expert(routing, tokens, experts, top_k):
         per_expert = -(-rows // rows_in_tile) if rows_in_tile is not None else 1
         computed += count * (per_expert * rows_in_tile if rows_in_tile is not None else rows)
@@ -161,7 +161,7 @@ def moe_work(
         once += count * weights
         again += count * weights * (per_expert - 1)
     activations = ACTIVATION_TERMS * tokens * top_k * (hidden + expert_width)
-    blocks = 0
+    blocks = 0.0
     if columns is not None:
         wide = columns(tokens)
         # The first GEMM writes all but the last matrix side by side, the second the hidden width.
@@ -254,6 +254,44 @@ def predict_boundary(
     low, high = terms(baseline_positions), terms(after)
     limiting = max(modules, key=lambda name: high[name] - low[name])
     return Prediction(boundary, limiting, points)
+
+
+def predict_on(
+    latencies: Mapping[Any, Callable[[int], float]],
+    positions: Sequence[int],
+    tolerance: float,
+    baseline_positions: int,
+    spread: tuple[float, float],
+) -> Prediction:
+    """N_max of a predicted curve whose T may fall as N grows, at these N and, past the last one within, at every N.
+
+    latencies: name (a str) -> microseconds at N positions. spread: how many times too small and too large a predicted
+    T(N)/T(N0) may be: N_max is an interval.
+    """
+    few, many = spread
+    base = sum(latency(baseline_positions) for latency in latencies.values())
+
+    def point(n: int) -> Point:
+        us = sum(latency(n) for latency in latencies.values())
+        if n == baseline_positions:
+            return Point(n, us)
+        return Point(n, us, us / base / many, us / base / few)
+
+    known = {n: point(n) for n in sorted({baseline_positions, *positions})}
+    last = find_boundary(tuple(known.values()), tolerance, baseline_positions).n_max
+    after = next((n for n in known if n > last), last)
+    # Between two of these N the curve has no edge: the crossing is found by halving.
+    while after - last > 1:
+        middle = (last + after) // 2
+        known[middle] = point(middle)
+        if known[middle].latency_us <= (1 + tolerance) * base:
+            last = middle
+        else:
+            after = middle
+    points = tuple(known[n] for n in sorted(known))
+    boundary = find_boundary(points, tolerance, baseline_positions)
+    growth = {name: t(after) - t(baseline_positions) for name, t in latencies.items()}
+    return Prediction(boundary, max(growth, key=lambda name: growth[name]), points)
 
 
 def _by_segments(

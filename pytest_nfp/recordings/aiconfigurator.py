@@ -6,6 +6,7 @@ clocks, latency in milliseconds. What is left out, and why, is in `curve`: each 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib import metadata, util
 from pathlib import Path
@@ -31,6 +32,8 @@ MIN_EXPERTS_BYTES = 150e6
 GROUP_LIMITED = {("vllm", "0.24.0"), ("sglang", "0.5.14")}
 """Releases whose tables ran DeepSeek shapes with group-limited routing: about half of the experts are active."""
 MAX_POSITIONS = 4096
+VERSION = "0.12.0"
+GET_IT = "pip install 'pytest-nfp[recorded]'; the calibrations that the catalog ships stand"
 
 
 @lru_cache(maxsize=1)
@@ -56,11 +59,34 @@ def releases(gpu: str, module: str) -> list[Backend]:
     return sorted(found, key=lambda b: (b.framework, Version(b.release)))
 
 
-def table_path(gpu: str, framework: str, release: str, module: str) -> Path:
-    """The table of a GPU, release and module. Raises NoRecording with the one reason."""
+def _require() -> Path:
+    """The tables' folder. Raises NoRecording where they are not installed, or are those of another version."""
     data = _data()
     if data is None:
-        raise NoRecording("recordings are not installed: pip install 'pytest-nfp[recorded]'")
+        raise NoRecording(f"recordings are not installed (aiconfigurator-core {VERSION}): {GET_IT}")
+    if (installed := metadata.version("aiconfigurator-core")) != VERSION:
+        raise NoRecording(
+            f"aiconfigurator-core {installed} is installed, its tables are read as {VERSION} has them: {GET_IT}"
+        )
+    return data
+
+
+def tables(gpu: str, folders: Iterable[str]) -> list[tuple[str, str, Path]]:
+    """(framework, release, file) of every vLLM and SGLang table of a GPU in these folders. Raises NoRecording."""
+    data = _require()
+    if gpu not in SYSTEMS:
+        raise NoRecording(f"no recording for {gpu}; there are {', '.join(SYSTEMS)}")
+    return [
+        (framework, path.parent.name, path)
+        for folder in folders
+        for framework in ("vllm", "sglang")
+        for path in sorted((data / SYSTEMS[gpu] / folder / framework).glob("*/*_perf.parquet"))
+    ]
+
+
+def table_path(gpu: str, framework: str, release: str, module: str) -> Path:
+    """The table of a GPU, release and module. Raises NoRecording with the one reason."""
+    data = _require()
     if gpu not in SYSTEMS:
         raise NoRecording(f"no recording for {gpu}; there are {', '.join(SYSTEMS)}")
     if module not in OPS:

@@ -11,9 +11,9 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +23,8 @@ from pytest_nfp.granularity import ExpertShape, Granularity, Query, RuleUnknown,
 from pytest_nfp.principle import Calibration, Point, dense_work, find_boundary, moe_work
 from pytest_nfp.principle.tile_roofline import Work
 from pytest_nfp.recordings.library import WEIGHT_BYTES, RecordedCurve
+from pytest_nfp.recordings.residuals import Place, Residuals, krige, setting_at
+from pytest_nfp.recordings.residuals import text_of as residuals_text
 
 TILES = (16, 32, 64, 128)
 LAST_ROWS = 4096
@@ -30,28 +32,75 @@ TOLERANCE = 0.20
 FIT_POINTS = 24
 FOLDS = 4
 MIN_SHAPES = 8
-TRITON = ("sglang_fused_moe_triton", "vllm_fused_moe", "vllm_unquantizedfusedmoe_triton_tritonexperts")
-"""Kernels that the fused-MoE tile rule describes."""
+GEMM_ROWS = frozenset(
+    (
+        1,
+        2,
+        4,
+        8,
+        16,
+        17,
+        32,
+        33,
+        48,
+        49,
+        64,
+        65,
+        80,
+        81,
+        96,
+        97,
+        112,
+        113,
+        128,
+        129,
+        160,
+        161,
+        192,
+        193,
+        224,
+        225,
+        256,
+        257,
+        320,
+        384,
+        385,
+        448,
+        512,
+        513,
+        640,
+        768,
+        1024,
+        1536,
+        2048,
+        3072,
+        4096,
+    )
+)
+"""Rows of a GEMM whose residuals are kept: both sides of every edge, and few in between."""
+NEAR = 2.0
+"""The spread of T(N)/T(N0) is that of points up to this ratio: farther out no boundary is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
     """A recorded curve with the map of its release's own rule, and the work of the kernel at every row count.
 
-    granularity None: a dense GEMM, whose library publishes no rule.
+    granularity None: a kernel whose library publishes no rule.
     """
 
     curve: RecordedCurve
     granularity: Granularity | None
     work: tuple[Work, ...]
+    places: tuple[Place, ...]
 
 
 class Fitted(BaseModel):
     """A calibration as catalog/calibrations.yaml holds it.
 
     error: median |T predicted / T - 1| on held-out shapes; within_one_step: share of held-out curves whose N_max lies within
-    one grid step; spread and latency_spread: 5th and 95th percentile of the predicted over the recorded T(N)/T(N0), and over
-    the recorded T, on held-out shapes.
+    one grid step; spread and latency_spread: 5th and 95th percentile of the predicted over the recorded T(N)/T(N0) where
+    that is at most 2, and over the recorded T; covered: share whose recorded N_max lies in the interval from the spread.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -73,11 +122,21 @@ class Fitted(BaseModel):
     shapes: int
     error: float
     within_one_step: float
+    covered: float
     spread: tuple[float, float]
     latency_spread: tuple[float, float]
     releases: tuple[str, ...]
     source: str
     sha256: str
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """GPU, framework, kernel, dtype: one calibration each."""
+        return self.gpu, self.framework, self.kernel, self.dtype
+
+    def residuals_path(self, calibrations: Path) -> Path:
+        """Where the residuals lie, beside the file of the calibrations."""
+        return calibrations.parent / "residuals" / f"{'-'.join(self.key)}.json"
 
     def calibration(self) -> Calibration:
         """What the tile roofline runs on."""
@@ -99,13 +158,9 @@ class NoFit(Exception):
 
 
 def join(curves: Sequence[RecordedCurve]) -> tuple[list[Joined], dict[str, int]]:
-    """Curves whose kernel the tile rule describes, with their maps; and how many were left out for which reason."""
+    """Curves with their maps where the tile rule describes their kernel; and how many were left out for which reason."""
     left_out: dict[str, int] = {}
-    if all(c.module == "dense" for c in curves):
-        return [Joined(c, None, work_of(c, None)) for c in curves], {}
-    described = [c for c in curves if c.kernel in TRITON]
-    if other := len(curves) - len(described):
-        left_out["another kernel than the one that the tile rule describes"] = other
+    triton = [c for c in curves if c.family == "triton"]
     queries = [
         Query(
             c.framework,
@@ -114,26 +169,41 @@ def join(curves: Sequence[RecordedCurve]) -> tuple[list[Joined], dict[str, int]]
             ExpertShape(c.experts, c.width, c.hidden, c.top_k),
             c.dtype,
         )
-        for c in described
+        for c in triton
     ]
+    maps = dict(zip(triton, read_many(queries), strict=True))
     joined = []
-    for curve, found in zip(described, read_many(queries), strict=True):
+    for curve in curves:
+        found = maps.get(curve)
         if isinstance(found, RuleUnknown):
             reason = f"the rule is unknown: {found}"
             left_out[reason] = left_out.get(reason, 0) + 1
         else:
-            joined.append(Joined(curve, found, work_of(curve, found)))
+            joined.append(join_one(curve, found))
     return joined, left_out
 
 
+def join_one(curve: RecordedCurve, granularity: Granularity | None) -> Joined:
+    """The curve with its kernel's work and place at each of its points."""
+    rows = [p.positions for p in curve.points]
+    if curve.module == "dense":
+        shape: tuple[int, ...] = (curve.width, curve.hidden)
+        places = [Place(shape, m) for m in rows]
+    else:
+        shape = (curve.experts, curve.top_k, curve.hidden, curve.width)
+        places = [Place(shape, m, setting_at(granularity, m)) for m in rows]
+    return Joined(curve, granularity, work_of(curve, granularity), tuple(places))
+
+
 def work_of(curve: RecordedCurve, granularity: Granularity | None) -> tuple[Work, ...]:
-    """What the kernel does at each of the curve's points: for tokens under balanced routing, or rows of a GEMM."""
+    """What the kernel does at each of the curve's points: for tokens under its routing, or rows of a GEMM."""
     s, points = WEIGHT_BYTES[curve.dtype], [p.positions for p in curve.points]
-    if granularity is None:
+    if curve.module == "dense":
         return tuple(dense_work(rows, 1, [(curve.width, curve.hidden)], s, None) for rows in points)
-    columns = granularity.parameter_rule("BLOCK_SIZE_N")
+    columns = granularity.parameter_rule("BLOCK_SIZE_N") if granularity is not None else None
+    tile = granularity.tile if granularity is not None else None
     dimensions = (curve.experts, curve.top_k, curve.hidden, curve.width)
-    return tuple(moe_work(rows, 1, "balanced", *dimensions, s, granularity.tile, 3, columns) for rows in points)
+    return tuple(moe_work(rows, 1, curve.routing, *dimensions, s, tile, 3, columns) for rows in points)
 
 
 def fit(joined: Sequence[Joined]) -> Calibration:
@@ -145,7 +215,7 @@ def fit(joined: Sequence[Joined]) -> Calibration:
     gpu = catalog.gpu(joined[0].curve.gpu)
     if gpu.multiprocessors is None:
         raise NoFit(f"the catalog does not know how many multiprocessors {gpu.name} has")
-    processors = gpu.multiprocessors
+    processors, dtype = gpu.multiprocessors, joined[0].curve.dtype
     tiles = [t for t in TILES if any(w.tile == t for j in joined for w in j.work)]
     curves = [
         _thinned([(w, math.log(p.latency_us)) for w, p in zip(j.work, j.curve.points, strict=True) if _is_used(j, p)])
@@ -163,7 +233,7 @@ def fit(joined: Sequence[Joined]) -> Calibration:
     def calibration(x: Sequence[float]) -> Calibration:
         bandwidth, overlap, fixed, reread, activation, block, *shares = x
         return Calibration(
-            gpu.peak_flops * (1.0 if tiles else math.exp(shares[0])),
+            gpu.peak_flops_of(dtype) * (1.0 if tiles else math.exp(shares[0])),
             gpu.bandwidth * math.exp(bandwidth),
             math.exp(overlap),
             reread if present["re-read share"] else 1.0,
@@ -194,7 +264,7 @@ def fit(joined: Sequence[Joined]) -> Calibration:
             True,
         ),  # bandwidth: at most the peak, and the little that stays in the cache between forwards
         (0.0, 3.0, True, True),  # overlap: 1 is none, 20 is full
-        (-3.0, 4.5, True, False),  # fixed cost: 0.05 to 90 us
+        (-3.0, 6.0, True, False),  # fixed cost: 0.05 to 400 us
         (0.0, 1.0, True, True),  # share of a second tile's read that misses the cache
         (-3.0, 3.0, True, False),  # activations
         (-7.0, 3.0, True, False),  # a block's own time: a nanosecond is none
@@ -238,13 +308,14 @@ class HeldOut:
     """How predictions do on curves that their calibration has not seen.
 
     signed: T predicted / T - 1 at every used point. steps: distance of N_max and of n_first_exit in grid steps, a curve.
-    ratios: predicted over recorded T(N)/T(N0).
+    ratios: predicted over recorded T(N)/T(N0), as far as the predicted one is at most NEAR. curves: recorded and predicted.
     """
 
-    signed: tuple[float, ...]
-    steps: tuple[int, ...]
-    exit_steps: tuple[int, ...]
-    ratios: tuple[float, ...]
+    signed: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+    exit_steps: tuple[int, ...] = ()
+    ratios: tuple[float, ...] = ()
+    curves: tuple[tuple[tuple[Point, ...], tuple[Point, ...]], ...] = ()
 
     def __add__(self, other: HeldOut) -> HeldOut:
         return HeldOut(
@@ -252,6 +323,7 @@ class HeldOut:
             self.steps + other.steps,
             self.exit_steps + other.exit_steps,
             self.ratios + other.ratios,
+            self.curves + other.curves,
         )
 
     @property
@@ -264,8 +336,36 @@ class HeldOut:
         """Share of curves."""
         return sum(s <= 1 for s in self.steps) / len(self.steps)
 
+    @property
+    def spread(self) -> tuple[float, float]:
+        """5th and 95th percentile of the ratios."""
+        return percentiles(self.ratios)
 
-NOTHING = HeldOut((), (), (), ())
+    def covered(self, spread: tuple[float, float]) -> float:
+        """Share of curves whose recorded N_max lies in the interval that this spread gives the predicted one."""
+        return mean(_is_covered(real, model, spread) for real, model in self.curves)
+
+
+NOTHING = HeldOut()
+
+
+def with_spread(points: Sequence[Point], base: int, spread: tuple[float, float]) -> list[Point]:
+    """Predicted points with the interval of their ratio to T(N0): the prediction was so much too small or too large."""
+    few, many = spread
+    first = next(p.latency_us for p in points if p.positions == base)
+    return [
+        p
+        if p.positions == base
+        else replace(p, ratio_low=p.latency_us / first / many, ratio_high=p.latency_us / first / few)
+        for p in points
+    ]
+
+
+def _is_covered(real: Sequence[Point], model: Sequence[Point], spread: tuple[float, float]) -> bool:
+    base = real[0].positions
+    low, high = find_boundary(with_spread(model, base, spread), TOLERANCE, base).n_max_interval
+    n = find_boundary(real, TOLERANCE, base).n_max
+    return low <= n and (high is None or n <= high)
 
 
 def judge(joined: Iterable[Joined], predict: Callable[[Joined], Sequence[float]]) -> HeldOut:
@@ -278,21 +378,50 @@ def judge(joined: Iterable[Joined], predict: Callable[[Joined], Sequence[float]]
             for p, t in zip(c.points, predict(j), strict=True)
             if c.base <= p.positions <= LAST_ROWS
         ]
-        real, model = ([pair[i] for pair in pairs] for i in (0, 1))
+        real, model = (tuple(pair[i] for pair in pairs) for i in (0, 1))
         grid = [p.positions for p in real]
         a, b = (find_boundary(points, TOLERANCE, c.base) for points in (real, model))
         total += HeldOut(
             tuple(m.latency_us / r.latency_us - 1 for r, m in pairs),
             (abs(grid.index(a.n_max) - grid.index(b.n_max)),),
             (abs(grid.index(a.n_first_exit) - grid.index(b.n_first_exit)),),
-            tuple((m.latency_us / model[0].latency_us) / (r.latency_us / real[0].latency_us) for r, m in pairs[1:]),
+            tuple(
+                (m.latency_us / model[0].latency_us) / (r.latency_us / real[0].latency_us)
+                for r, m in pairs[1:]
+                if m.latency_us <= NEAR * model[0].latency_us
+            ),
+            ((real, model),),
         )
     return total
 
 
-def by_calibration(c: Calibration) -> Callable[[Joined], list[float]]:
-    """The tile roofline's latencies."""
-    return lambda j: [w.latency_us(c) + c.fixed_us for w in j.work]
+def by_calibration(c: Calibration, residuals: Residuals | None = None) -> Callable[[Joined], list[float]]:
+    """The tile roofline's latencies, with what it leaves over where that is given."""
+
+    def predict(j: Joined) -> list[float]:
+        found = [w.latency_us(c) + c.fixed_us for w in j.work]
+        if residuals is None:
+            return found
+        return [t * math.exp(r) for t, r in zip(found, residuals.log_ratio(j.places), strict=True)]
+
+    return predict
+
+
+def leftover(joined: Sequence[Joined], c: Calibration) -> tuple[list[Place], Residuals]:
+    """What the calibrated tile roofline leaves over on these curves, and at which places."""
+    places, log_ratios = [], []
+    for j in joined:
+        for p, w, place in zip(j.curve.points, j.work, j.places, strict=True):
+            if _is_used(j, p) and (j.curve.module != "dense" or p.positions in GEMM_ROWS):
+                places.append(place)
+                log_ratios.append(math.log(p.latency_us / (w.latency_us(c) + c.fixed_us)))
+    return places, krige(places, log_ratios, c.processors)
+
+
+def fitted_predictor(joined: Sequence[Joined]) -> Callable[[Joined], list[float]]:
+    """What these curves say of others: calibration and residuals. Raises NoFit."""
+    c = fit(joined)
+    return by_calibration(c, leftover(joined, c)[1])
 
 
 def folds(joined: Sequence[Joined], count: int = FOLDS) -> list[tuple[list[Joined], list[Joined]]]:
@@ -306,28 +435,61 @@ def folds(joined: Sequence[Joined], count: int = FOLDS) -> list[tuple[list[Joine
     ]
 
 
-def cross_validate(joined: Sequence[Joined]) -> HeldOut:
-    """Every shape judged by a calibration that has not seen it. Raises NoFit."""
+def cross_validate(
+    joined: Sequence[Joined], make: Callable[[Sequence[Joined]], Callable[[Joined], Sequence[float]]] = fitted_predictor
+) -> HeldOut:
+    """Every shape judged by what `make` says from curves of other shapes. Raises NoFit."""
     total = NOTHING
     for seen, unseen in folds(joined):
-        total += judge(unseen, by_calibration(fit(seen)))
+        total += judge(unseen, make(seen))
     return total
 
 
-def calibrate(joined: Sequence[Joined], path_of: Callable[[RecordedCurve], Path]) -> Fitted:
-    """The calibration of one GPU, framework, kernel and dtype, with its cross-validated figures. Raises NoFit."""
-    c = fit(joined)
+def calibrate(joined: Sequence[Joined], path_of: Callable[[RecordedCurve], Path]) -> tuple[Fitted, str]:
+    """The calibration of one GPU, framework, kernel and dtype, with its cross-validated figures; and its residuals' file.
+
+    Raises NoFit.
+    """
+    c = _rounded(fit(joined))
+    places, residuals = leftover(joined, c)
     held_out = cross_validate(joined)
     first = joined[0].curve
     digest = hashlib.sha256()
     for path in sorted({path_of(j.curve) for j in joined}):
         digest.update(path.read_bytes())
-    return Fitted(
+    fitted = Fitted(
         gpu=first.gpu,
         framework=first.framework,
-        kernel="triton" if first.module == "moe" else "gemm",
+        kernel=first.family,
         module=first.module,
         dtype=first.dtype,
+        flops=c.flops,
+        bandwidth=c.bandwidth,
+        overlap=c.overlap,
+        reread=c.reread,
+        fixed_us=c.fixed_us,
+        tile_shares=c.tile_shares,
+        block_us=c.block_us,
+        processors=c.processors,
+        activation=c.activation,
+        curves=len(joined),
+        shapes=len({j.curve.shape for j in joined}),
+        error=round(held_out.error, 4),
+        within_one_step=round(held_out.within_one_step, 3),
+        spread=held_out.spread,
+        covered=round(held_out.covered(held_out.spread), 3),
+        latency_spread=percentiles([1 + e for e in held_out.signed]),
+        releases=tuple(sorted({j.curve.release for j in joined})),
+        source=first.source.partition(":")[0],
+        sha256=digest.hexdigest(),
+    )
+    return fitted, residuals_text(places, residuals)
+
+
+def _rounded(c: Calibration) -> Calibration:
+    """As the file holds it: the residuals are those of the numbers that are read back."""
+    return replace(
+        c,
         flops=_round(c.flops),
         bandwidth=_round(c.bandwidth),
         overlap=round(c.overlap, 3),
@@ -335,23 +497,13 @@ def calibrate(joined: Sequence[Joined], path_of: Callable[[RecordedCurve], Path]
         fixed_us=round(c.fixed_us, 2),
         tile_shares=tuple((t, round(s, 3)) for t, s in c.tile_shares),
         block_us=round(c.block_us, 4),
-        processors=c.processors,
         activation=None if c.activation is None else round(c.activation, 3),
-        curves=len(joined),
-        shapes=len({j.curve.shape for j in joined}),
-        error=round(held_out.error, 4),
-        within_one_step=round(held_out.within_one_step, 3),
-        spread=_percentiles(held_out.ratios),
-        latency_spread=_percentiles([1 + e for e in held_out.signed]),
-        releases=tuple(sorted({j.curve.release for j in joined})),
-        source=first.source.partition(":")[0],
-        sha256=digest.hexdigest(),
     )
 
 
-def _percentiles(values: Sequence[float]) -> tuple[float, float]:
-    """The 5th and the 95th."""
-    ordered = sorted(values)
+def percentiles(values: Sequence[float]) -> tuple[float, float]:
+    """The 5th and the 95th, to three digits; (1, 1) of nothing."""
+    ordered = sorted(values) or [1.0]
     return round(ordered[len(ordered) // 20], 3), round(ordered[-(len(ordered) // 20) - 1], 3)
 
 
@@ -371,8 +523,6 @@ def text_of(fitted: Sequence[Fitted]) -> str:
     """The file's text: a stable order, the same bytes for the same recordings."""
     import yaml
 
-    rows: list[dict[str, Any]] = [
-        f.model_dump(mode="json") for f in sorted(fitted, key=lambda f: (f.gpu, f.framework, f.kernel, f.dtype))
-    ]
+    rows: list[dict[str, Any]] = [f.model_dump(mode="json") for f in sorted(fitted, key=lambda f: f.key)]
     body: str = yaml.safe_dump({"schema": 1, "calibrations": rows}, sort_keys=False, default_flow_style=None, width=140)
     return "# Written by `nfp calibrate --from recorded`: the tile roofline fitted to recorded curves.\n" + body

@@ -16,12 +16,40 @@ from typing import Any, Literal
 from pytest_nfp import catalog
 from pytest_nfp.catalog import Gpu
 from pytest_nfp.principle import Point
+from pytest_nfp.principle.routing import POWER_LAW
 from pytest_nfp.recordings import aiconfigurator
 from pytest_nfp.recordings.errors import NoRecording
 
 Module = Literal["dense", "moe"]
 DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8_block", "int4": "int4_wo", "mxfp4": "w4a16_mxfp4"}
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "int4": 0.5, "mxfp4": 0.5}
+KERNELS = {
+    "triton": (
+        "sglang_fused_moe_triton",
+        "vllm_fused_moe",
+        "vllm_unquantizedfusedmoe_triton_tritonexperts",
+        "vllm_fp8moe_triton_tritonexperts",
+        "vllm_modeloptfp8moe_triton_tritonexperts",
+    ),
+    "flashinfer-cutlass": (
+        "sglang_flashinfer_cutlass_moe",
+        "vllm_unquantizedfusedmoe_flashinfer_cutlass_flashinferexperts",
+        "vllm_modeloptfp8moe_flashinfer_cutlass_flashinferexperts",
+    ),
+    "flashinfer-trtllm": (
+        "sglang_flashinfer_trtllm_moe",
+        "vllm_unquantizedfusedmoe_flashinfer_trtllm_trtllmbf16experts",
+        "vllm_fp8moe_flashinfer_trtllm_trtllmfp8expertsmodular",
+        "vllm_fp8moe_flashinfer_trtllm_trtllmfp8expertsmonolithic",
+        "vllm_modeloptfp8moe_flashinfer_trtllm_trtllmfp8expertsmonolithic",
+    ),
+    "marlin": (
+        "sglang_marlin_moe",
+        "vllm_marlin_int4_moe",
+        "vllm_compressedtensorswna16marlinmoe_marlin_marlinexperts",
+    ),
+}
+"""Fused-MoE kernels by the names that the tables give them. The tile rule describes the Triton one."""
 MIN_POINTS = 8
 """Fewer leave a boundary that is all interval."""
 
@@ -56,6 +84,18 @@ class RecordedCurve:
         """Bytes of all weights of the rank: three matrices of an expert, one of a GEMM."""
         matrices = 3 if self.module == "moe" else 1
         return WEIGHT_BYTES[self.dtype] * self.experts * matrices * self.hidden * self.width
+
+    @property
+    def family(self) -> str:
+        """What is calibrated together: gemm, triton, flashinfer-cutlass, ...; the table's own name for any other kernel."""
+        if self.module == "dense":
+            return "gemm"
+        return next((name for name, sources in KERNELS.items() if self.kernel in sources), self.kernel)
+
+    @property
+    def routing(self) -> str:
+        """The distribution by the name that the principle has for it."""
+        return self.distribution.replace("power_law_", POWER_LAW)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -136,8 +176,8 @@ def _rows(path: Path, module: Module, dtype: str) -> list[dict[str, Any]]:
     have = set(parquet.read_schema(path).names)
     if missing := [c for c in COLUMNS[module] if c not in have]:
         raise NoRecording(
-            f"{path.name} has no column {', '.join(missing)}: these tables are read as aiconfigurator-core 0.12.0 has them"
-            " (pip install 'pytest-nfp[recorded]')"
+            f"{path.name} has no column {', '.join(missing)}: these tables are read as aiconfigurator-core"
+            f" {aiconfigurator.VERSION} has them: {aiconfigurator.GET_IT}"
         )
     table = parquet.read_table(path, columns=list(COLUMNS[module]), filters=[(COLUMNS[module][0], "==", dtype)])
     rows: list[dict[str, Any]] = table.to_pylist()

@@ -60,7 +60,7 @@ def test_dense_is_two_gemms(kernel: str, batch: int, positions: int) -> None:
 @pytest.mark.parametrize("positions", [1, 3, 4, 9])
 def test_moe_is_the_weighted_sum_of_its_experts(routing: str, positions: int) -> None:
     """SwiGLU experts one by one in a loop give what grouped_mm gives."""
-    case = replace(MOE, routing=routing)  # type: ignore[arg-type]
+    case = replace(MOE, routing=routing)
     g = torch.Generator().manual_seed(0)
     count = 1 if 8 * 4 * 3 * 32 * 16 > 4000 else backends.banks_needed(8 * 4 * 3 * 32 * 16, 1000)
     w13, w2 = next(

@@ -59,3 +59,9 @@ def test_the_smallest_term_limits(terms: dict[str, int]) -> None:
     """n_max is the minimum, and the limiting module has it."""
     c = closed_form(**terms)
     assert c.n_max == min(terms.values()) == terms[c.limiting]
+
+
+def test_the_closed_form_has_no_term_for_drawn_routing() -> None:
+    """Balanced and skewed are its upper and lower bound; the tile roofline takes the others."""
+    with pytest.raises(ValueError, match="balanced and skewed routing, not uniform"):
+        moe_term("uniform", 16, 256, 8)

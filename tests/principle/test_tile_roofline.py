@@ -19,6 +19,7 @@ from pytest_nfp.principle import (
     moe_work,
     n_idle_dense,
     predict_boundary,
+    predict_on,
 )
 from pytest_nfp.principle.tile_roofline import Work
 
@@ -199,3 +200,36 @@ def test_activations_apart_are_a_time_of_their_own() -> None:
     assert w.latency_us(Calibration(1e12, 1e12)) == pytest.approx(3000)
     assert w.latency_us(Calibration(1e12, 1e12, activation=1.5)) == pytest.approx(2000 + 1500)
     assert w.share(2).activations == 5e8
+
+
+def test_two_tokens_of_random_routing_read_nearly_twice_the_experts() -> None:
+    """D14: 8 of 256, T(2) = 2.2 T(1) as published. The union of experts says 1.97, so N_max is 1 by weight traffic:
+    padding has no part in it, one tile an expert is read and computed either way."""
+    c = Calibration(1e15, 1e12)
+
+    def work(n: int) -> Work:
+        return moe_work(n, 1, "uniform", 256, 8, 2048, 512, 2, lambda rows: 16)
+
+    assert work(2).latency_us(c) / work(1).latency_us(c) == pytest.approx(1.97, abs=0.01)
+    assert (work(1).bytes_again, work(2).bytes_again) == (0, 0)
+    assert predict_on({"moe": lambda n: work(n).latency_us(c)}, (1, 2, 4, 8), 0.2, 1, (1, 1)).n_max == 1
+
+
+def test_a_curve_that_falls_again_is_read_as_a_measured_one() -> None:
+    """A hole at 33 to 64: both readings; past the last N within, the crossing is found to the position."""
+
+    def latency(n: int) -> float:
+        return 130 if 33 <= n <= 64 else 100 + max(0, n - 100)
+
+    found = predict_on({"dense": latency}, (1, 2, 32, 33, 64, 65, 96, 256), 0.2, 1, (1, 1))
+    assert (found.boundary.n_max, found.boundary.n_first_exit) == (120, 32)
+    assert found.boundary.n_max_interval == (120, 120)
+    assert found.limiting == "dense"
+
+
+def test_a_spread_makes_n_max_an_interval() -> None:
+    """T may be 10% more or less than predicted: from T = 1.08 on it may be outside, from T = 1.32 on it surely is."""
+    found = predict_on({"dense": lambda n: 100 + n}, range(1, 101), 0.2, 1, (0.9, 1.1))
+    low, high = found.boundary.n_max_interval
+    assert found.n_max == 21
+    assert (low, high) == (9, 33)

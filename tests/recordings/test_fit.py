@@ -36,7 +36,7 @@ def joined(c: Calibration = PLANTED, count: int = len(SHAPES)) -> list[Joined]:
             "9",
             "moe",
             "bf16",
-            fit.TRITON[0],
+            "vllm_fused_moe",
             experts,
             top_k,
             hidden,
@@ -47,9 +47,9 @@ def joined(c: Calibration = PLANTED, count: int = len(SHAPES)) -> list[Joined]:
             (),
             "a: b",
         )
-        work = fit.work_of(replace(empty, points=tuple(Point(m, 1.0) for m in GRID)), MAP)
-        points = tuple(Point(m, w.latency_us(c) + c.fixed_us) for m, w in zip(GRID, work, strict=True))
-        found.append(Joined(replace(empty, points=points), MAP, work))
+        one = fit.join_one(replace(empty, points=tuple(Point(m, 1.0) for m in GRID)), MAP)
+        points = tuple(Point(m, w.latency_us(c) + c.fixed_us) for m, w in zip(GRID, one.work, strict=True))
+        found.append(replace(one, curve=replace(empty, points=points)))
     return found
 
 
@@ -94,9 +94,11 @@ def test_a_calibration_is_the_same_bytes_twice_and_reads_back(tmp_path: Path) ->
     """Schema, provenance, cross-validated error."""
     table = tmp_path / "t.parquet"
     table.write_bytes(b"x")
-    texts = [fit.text_of([fit.calibrate(joined(), lambda c: table)]) for _ in range(2)]
-    assert texts[0] == texts[1]
-    (found,) = CalibrationsFile.model_validate(yaml.safe_load(texts[0])).calibrations
+    both = [fit.calibrate(joined(), lambda c: table) for _ in range(2)]
+    assert both[0] == both[1]
+    text = fit.text_of([both[0][0]])
+    assert fit.text_of([both[1][0]]) == text
+    (found,) = CalibrationsFile.model_validate(yaml.safe_load(text)).calibrations
     assert (found.gpu, found.framework, found.kernel, found.dtype) == ("h200", "vllm", "triton", "bf16")
     assert (found.curves, found.shapes, found.releases) == (len(SHAPES), len(SHAPES), ("9",))
     assert found.spread[0] <= 1 <= found.spread[1]
@@ -104,10 +106,45 @@ def test_a_calibration_is_the_same_bytes_twice_and_reads_back(tmp_path: Path) ->
     assert found.calibration().tile_shares == found.tile_shares
 
 
-def test_what_another_kernel_ran_is_left_out() -> None:
-    """The tile rule describes the Triton path."""
+def test_another_kernel_is_fitted_without_tiles() -> None:
+    """The tile rule describes the Triton path: no map is read for FlashInfer's, and none of its work is in tiles."""
     one = replace(joined()[0].curve, kernel="sglang_flashinfer_cutlass_moe")
-    assert fit.join([one]) == ([], {"another kernel than the one that the tile rule describes": 1})
+    (found,), left_out = fit.join([one])
+    assert (found.granularity, left_out) == (None, {})
+    assert {w.tile for w in found.work} == {None}
+    assert one.family == "flashinfer-cutlass"
+
+
+def test_a_power_laws_work_is_that_of_its_distribution() -> None:
+    """Fewer experts are active at few tokens than balanced routing has, and more tiles at many."""
+    balanced = joined()[0]
+    law = fit.join_one(replace(balanced.curve, distribution="power_law_1.2"), MAP)
+    assert law.curve.routing == "power-law-1.2"
+    assert law.work[0].bytes_once < balanced.work[0].bytes_once
+    assert law.work[-1].flops > balanced.work[-1].flops
+
+
+def test_what_the_roofline_misses_is_learnt_from_the_curves_nearby() -> None:
+    """Curves that are 1.3 times the roofline wherever BLOCK_SIZE_N is 128: T of shapes left out is met by the residuals."""
+    bent = []
+    for j in joined():
+        points = tuple(Point(p.positions, p.latency_us * (1.3 if p.positions > 64 else 1)) for p in j.curve.points)
+        bent.append(replace(j, curve=replace(j.curve, points=points)))
+    alone = fit.cross_validate(bent, lambda seen: fit.by_calibration(PLANTED))
+    with_residuals = fit.cross_validate(bent, lambda seen: fit.by_calibration(PLANTED, fit.leftover(seen, PLANTED)[1]))
+    assert alone.error > 0.2
+    assert with_residuals.error < 0.05
+
+
+def test_the_spread_is_that_near_the_boundary_and_its_interval_covers() -> None:
+    """Predictions 5% too high at every N past N0 have that spread; the interval from it holds every recorded N_max."""
+    found = fit.judge(
+        joined(),
+        lambda j: [p.latency_us * (1.05 if p.positions > j.curve.base else 1) for p in j.curve.points],
+    )
+    assert found.spread == (1.05, 1.05)
+    assert found.covered(found.spread) == 1.0
+    assert found.covered((1.0, 1.0)) < 1.0
 
 
 def test_the_catalogs_calibrations_say_how_good_they_are() -> None:

@@ -1,0 +1,180 @@
+"""What the tile roofline leaves over, interpolated from the recorded curves nearby (kriging).
+
+    log r(x) = sum over recorded points i of  w_i * exp(-|x - x_i|)       predicted T = tile roofline * r
+
+x places a forward: its shape, its rows and the tile configuration that runs, as logarithms over a length scale each. The
+weights w solve (K + NOISE * I) w = log(recorded / tile roofline) over the points that were fitted. Far from every recorded
+point r is 1. A GEMM's library publishes no tile: rows up to the next 16, 64 and 128 and the last wave of thread blocks
+stand in for it, which is where libraries switch kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pytest_nfp.files import read_json
+from pytest_nfp.granularity import Granularity
+
+Floats = Any
+"""A numpy array of floats: numpy is imported where it is used."""
+NOISE = 0.1
+UNIT = 1e-4
+"""Weights are stored as whole multiples of this."""
+PARAMETERS = {"BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
+"""What of a tile configuration counts beside its rows, and what stands for it where a rule does not say."""
+MOE_SCALES = (2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.0)
+"""log of experts, k, hidden, width; rows an expert, tile, padding; then PARAMETERS."""
+GEMM_SCALES = (2.0, 2.0, 1.0, 0.3, 0.7, 0.7, 0.5, 0.5)
+"""log of n, k, rows, rows up to 16, 64, 128; last wave of 64 x 128 and of 128 x 256 blocks."""
+
+
+class Place(NamedTuple):
+    """Where a forward stands: (experts, k, hidden, width) or a GEMM's (n, k); rows; tile rows and PARAMETERS (MoE)."""
+
+    shape: tuple[int, ...]
+    rows: int
+    setting: tuple[int, ...] = ()
+
+
+def setting_at(granularity: Granularity | None, rows: int) -> tuple[int, ...]:
+    """The tile configuration of a kernel with tiles at a row count; 1 row for one without."""
+    if granularity is None or not granularity.has_tiles:
+        return (1, *PARAMETERS.values())
+    found = []
+    for name, default in PARAMETERS.items():
+        rule = granularity.parameter_rule(name)
+        found.append((rule(rows) if rule is not None else 0) or default)
+    return (granularity.tile(rows), *found)
+
+
+def coordinates(place: Place, processors: int) -> list[float]:
+    """The place in units of the length scales."""
+    rows = place.rows
+    scales: tuple[float, ...]
+    if len(place.shape) == 2:
+        n, k = place.shape
+        padded = [math.log(-(-rows // step)) for step in (16, 64, 128)]
+        waves = [_last_wave(rows, n, *block, processors) for block in ((64, 128), (128, 256))]
+        raw, scales = [math.log(n), math.log(k), math.log(rows), *padded, *waves], GEMM_SCALES
+    else:
+        experts, top_k, hidden, width = place.shape
+        tile, *parameters = place.setting
+        each = rows * top_k / experts
+        # A tile that an expert's rows fill to the last row has no padding.
+        padding = math.log(max(1.0, math.ceil(each / tile) * tile / each))
+        shape = [math.log(v) for v in (experts, top_k, hidden, width)]
+        raw = [*shape, math.log(each), math.log(tile), padding, *(math.log(max(1, p)) for p in parameters)]
+        scales = MOE_SCALES
+    return [value / scale for value, scale in zip(raw, scales, strict=True)]
+
+
+def _last_wave(rows: int, columns: int, tall: int, wide: int, processors: int) -> float:
+    """Log of the waves that such blocks take over those that they would take if the last one were full."""
+    waves = -(-rows // tall) * -(-columns // wide) / processors
+    return math.log(math.ceil(waves) / waves)
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """Recorded places (in length scales, [points, dimensions]) with their weights [points]."""
+
+    places: Floats
+    weights: Floats
+    processors: int
+
+    def log_ratio(self, places: Sequence[Place]) -> list[float]:
+        """Log r at each of these places."""
+        import numpy as np
+
+        wanted = np.array([coordinates(p, self.processors) for p in places])
+        found: list[float] = (_kernel(wanted, self.places) @ self.weights).tolist()
+        return found
+
+
+def _kernel(a: Floats, b: Floats) -> Floats:
+    import numpy as np
+
+    # |a - b|^2 by its three terms: no array of [a, b, dimensions].
+    squares = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
+    kernel: Floats = np.exp(-np.sqrt(np.maximum(squares, 0.0)))
+    return kernel
+
+
+def krige(places: Sequence[Place], log_ratios: Sequence[float], processors: int) -> Residuals:
+    """The residuals of these points: log(recorded / tile roofline) at each place."""
+    import numpy as np
+    from scipy.linalg import cho_factor, cho_solve
+
+    at = np.array([coordinates(p, processors) for p in places])
+    kernel = _kernel(at, at)
+    kernel[np.diag_indices_from(kernel)] = 1 + NOISE
+    factor = cho_factor(kernel, overwrite_a=True, check_finite=False)
+    weights = np.round(cho_solve(factor, np.array(log_ratios), check_finite=False) / UNIT) * UNIT
+    return Residuals(at, weights, processors)
+
+
+class _Curve(BaseModel):
+    """The points of one shape: rows, which of the settings ran, and the weight in UNITs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    shape: tuple[int, ...]
+    rows: tuple[int, ...]
+    settings: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+class ResidualsFile(BaseModel):
+    """catalog/residuals/<gpu>-<framework>-<kernel>-<dtype>.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    schema_: Literal[1] = Field(alias="schema")
+    processors: int
+    settings: tuple[tuple[int, ...], ...]
+    curves: tuple[_Curve, ...]
+
+
+def text_of(places: Sequence[Place], residuals: Residuals) -> str:
+    """The file's text; places are those that were kriged, in order."""
+    settings = sorted({p.setting for p in places})
+    number = {s: i for i, s in enumerate(settings)}
+    curves: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
+    for place, weight in zip(places, residuals.weights.tolist(), strict=True):
+        # Two releases may have measured the same place: each keeps its weight.
+        curves.setdefault(place.shape, []).append((place.rows, number[place.setting], round(weight / UNIT)))
+    rows: list[dict[str, Any]] = []
+    for shape, points in sorted(curves.items()):
+        points.sort()
+        rows.append(
+            {
+                "shape": shape,
+                "rows": [p[0] for p in points],
+                "settings": [p[1] for p in points],
+                "weights": [p[2] for p in points],
+            }
+        )
+    head = {"schema": 1, "processors": residuals.processors, "settings": settings}
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    return json.dumps(head)[:-1] + ', "curves": [\n' + lines + "\n]}\n"
+
+
+@lru_cache(maxsize=32)
+def read(path: Path) -> Residuals:
+    """Residuals of a file. Raises FileError for one that can't be used."""
+    import numpy as np
+
+    found = read_json(path, ResidualsFile)
+    at = [
+        coordinates(Place(c.shape, rows, found.settings[s]), found.processors)
+        for c in found.curves
+        for rows, s in zip(c.rows, c.settings, strict=True)
+    ]
+    weights = [w * UNIT for c in found.curves for w in c.weights]
+    return Residuals(np.array(at), np.array(weights), found.processors)

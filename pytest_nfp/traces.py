@@ -1,0 +1,36 @@
+"""Routing traces: which experts each token of a real run was sent to, as a CSV file `token,expert,expert,...`."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from pytest_nfp.files import FileError
+from pytest_nfp.principle.routing import Replay
+
+
+def read_trace(path: Path) -> Replay:
+    """The trace in the order of its lines. Raises FileError with the line that can't be used.
+
+    One line a token: its number, then the experts that it was sent to. A first line of names is skipped.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as f:
+            rows = list(csv.reader(f))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FileError(f"{path}: can't be read: {error}") from error
+    tokens: list[tuple[int, ...]] = []
+    for number, row in enumerate(rows, 1):
+        if not row or (number == 1 and not row[0].strip().isdigit()):
+            continue
+        if not all(cell.strip().isdigit() for cell in row):
+            raise FileError(f"{path}:{number}: not a token and its experts as whole numbers: {','.join(row)[:60]!r}")
+        experts = tuple(int(cell) for cell in row[1:])
+        if not experts or len(set(experts)) < len(experts):
+            raise FileError(f"{path}:{number}: a token needs at least one expert, each named once")
+        if tokens and len(experts) != len(tokens[0]):
+            raise FileError(f"{path}:{number}: {len(experts)} experts, the lines before have {len(tokens[0])}")
+        tokens.append(experts)
+    if not tokens:
+        raise FileError(f"{path}: no token: write one line a token, such as 0,17,203")
+    return Replay(tuple(tokens))

@@ -1,0 +1,104 @@
+"""Calibrations in use: whose they are, what they are carried over to, and published points that they meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_nfp import calibrated, catalog
+from pytest_nfp.cases import Backend, Case
+from pytest_nfp.catalog import CALIBRATIONS, Model, Moe
+from pytest_nfp.granularity import Granularity, Range
+from pytest_nfp.predict import module_latency, predict_case, predict_curve
+
+from .granularity.test_maps import granularity
+
+SHAPE = Model(name="shape", hidden=7168, moe=Moe(experts=256, width=512, top_k=8), source="a published report")
+H20 = Case("h20", Backend("vllm", "0.24.0"), "moe", SHAPE, "fp8-block", top_k=8, routing="uniform")
+SMALL = granularity(*([16] * 4096))
+LARGE = granularity(*([16] * 64), *([64] * 4032))
+
+
+def curve(case: Case, rule: Granularity, *positions: int) -> dict[int, float]:
+    on = calibrated.figures_of(case, rule)
+    found = predict_curve(module_latency(case, on, rule), positions, 1, 0.2, on)
+    return {n: t for n, t, _, _ in found.latencies}
+
+
+def test_every_calibration_has_its_residuals() -> None:
+    """A file beside the catalog for each, and none that belongs to no calibration."""
+    paths = {c.residuals_path(CALIBRATIONS) for c in calibrated.calibrations()}
+    assert paths == set((CALIBRATIONS.parent / "residuals").iterdir())
+
+
+def test_a_stand_in_is_named_and_equal() -> None:
+    """H800 by H100, A800 by A100: the same numbers, residuals included."""
+    for gpu, other in (("h800", "h100"), ("a800", "a100")):
+        mine, theirs = (calibrated.figures(g, "sglang", "triton", "bf16") for g in (gpu, other))
+        assert f"{other} stands in for {gpu}" in mine.basis
+        assert (mine.calibration, mine.residuals) == (theirs.calibration, theirs.residuals)
+        assert mine.is_proven
+
+
+def test_h20_is_carried_over_by_datasheet_ratios_and_said_to_be_unproven() -> None:
+    """148 of 989.5 TFLOP/s, 4.0 of 4.8 TB/s, 78 of 132 processors; no residuals, which are of the other GPU's waves."""
+    h20, h200 = (calibrated.figures(g, "vllm", "triton", "bf16") for g in ("h20", "h200"))
+    assert h20.calibration.flops / h200.calibration.flops == pytest.approx(148 / 989.5)
+    assert h20.calibration.bandwidth / h200.calibration.bandwidth == pytest.approx(4.0 / 4.8)
+    assert (h20.calibration.processors, h200.calibration.processors) == (78, 132)
+    assert "which no curve of h20 has proven" in h20.basis
+    assert not h20.is_proven
+    assert h20.spread == h200.spread
+
+
+def test_a_kernel_without_a_calibration_runs_on_the_datasheet() -> None:
+    """Attention, and experts of a dtype or kernel that nothing was recorded of."""
+    for kernel, dtype in (("fa2", "bf16"), ("triton", "fp16"), ("aiter", "bf16")):
+        assert calibrated.figures("h200", "vllm", kernel, dtype).basis == "datasheet"
+
+
+def test_the_tiles_of_a_kernel_that_is_not_known_are_tritons() -> None:
+    """SGLang's server arguments choose: the tile rule, and so the calibration, is that of Triton."""
+    unknown = replace(SMALL, kernel="unknown")
+    assert calibrated.kernel_of(H20, unknown) == "triton"
+    assert calibrated.kernel_of(H20, replace(SMALL, kernel="flashinfer-cutlass")) == "flashinfer-cutlass"
+    assert calibrated.kernel_of(replace(H20, module="dense"), None) == "gemm"
+
+
+def test_a_larger_tile_on_h20_slows_what_was_not_near_free_before() -> None:
+    """D1: H20, block FP8, E = 256, k = 8, tile 16 to 64 past 64 tokens. Published: T(2) = 1.39 T(1), 603 us at 64 tokens,
+    653 us with tile 16 and 930 with 64 at 96, 821 and 1000 at 384. N_max is 1 before and after, so a warning is enough.
+    """
+    before, after = curve(H20, SMALL, 1, 2, 4, 8, 64, 96, 384), curve(H20, LARGE, 1, 2, 4, 8, 64, 96, 384)
+    assert 1.2 < before[2] / before[1] < 2
+    assert after[96] > before[96]
+    assert {n: after[n] for n in (1, 2, 64)} == {n: before[n] for n in (1, 2, 64)}
+    for rule in (SMALL, LARGE):
+        on = calibrated.figures_of(H20, rule)
+        found = predict_curve(module_latency(H20, on, rule), (1, 2, 4, 8), 1, 0.2, on)
+        assert found.boundary.n_max == 1
+
+
+def test_other_tile_parameters_move_the_curve_and_not_the_granularity() -> None:
+    """D5: BLOCK_SIZE_N 128 to 64 at 1 to 8 tokens, tiles of 16 rows throughout. T(1) moves, the closed form does not."""
+    case = Case("h200", Backend("vllm", "0.24.0"), "moe", SHAPE, "bf16", top_k=8, routing="skewed")
+    wide, narrow = (
+        Granularity(
+            "vllm", "0.24.0", "moe", "bf16", "NVIDIA H200", (Range(1, 4096, 16),), "triton", "", "a", "b", "index",
+            parameters=((1, 8, f"BLOCK_SIZE_N={n}"), (9, 4096, "BLOCK_SIZE_N=128")),
+        )
+        for n in (128, 64)
+    )  # fmt: skip
+    before, after = (predict_case(case, calibrated.figures_of(case, g), g) for g in (wide, narrow))
+    assert before.principle == after.principle
+    assert before.tile_roofline is not None and after.tile_roofline is not None
+    assert before.tile_roofline.points[0].latency_us != after.tile_roofline.points[0].latency_us
+    assert before.tile_roofline.points[-1].latency_us == after.tile_roofline.points[-1].latency_us
+
+
+def test_gemms_of_another_framework_stand_in_by_name() -> None:
+    """Both frameworks call the same libraries; the basis names whose curves they are."""
+    found = calibrated.figures("a100", "torch", "gemm", "bf16")
+    assert "recorded curves of vllm on a100" in found.basis
+    assert catalog.gpu("a100").multiprocessors == found.calibration.processors

@@ -135,7 +135,10 @@ def has_moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 def term_in_words(term: Mapping[str, Any]) -> str:
     """ "256", "256 [192, 319]"."""
-    return f"{term['n_max']} {bracketed(term['interval'])}" if "interval" in term else f"{term['n_max']}"
+    interval = term.get("interval")
+    if interval is None or interval[0] == interval[1]:
+        return f"{term['n_max']}"
+    return f"{term['n_max']} {bracketed(interval)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ import pytest
 from pytest_nfp.cli import main
 from pytest_nfp.recordings import aiconfigurator
 
+from .granularity import releases
+
 pytestmark = pytest.mark.usefixtures("offline")
 
 
@@ -132,6 +134,9 @@ def test_a_number_that_means_nothing_is_refused(capsys: pytest.CaptureFixture[st
     assert "--batch" in capsys.readouterr().err
 
 
+RELEASE = ("--gpu", "h200", "--backend", "vllm==0.24.0")
+
+
 def curve(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main(["predict", "--curve", *arguments, "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -153,12 +158,14 @@ def test_a_gemms_curve_by_hand_has_the_documented_fields(capsys: pytest.CaptureF
 def test_a_stand_in_is_named_and_a_gpu_without_a_calibration_has_no_interval(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """H800 by H100; H20 by its datasheet."""
+    """H800 by H100; H20 by H200's, carried over; FP16 by the datasheet."""
     shape = ["--gemm-n", "12288", "--gemm-k", "4096"]
     assert "h100 stands in for h800" in curve(capsys, "--gpu", "h800", *shape)["calibration"]
     h20 = curve(capsys, "--gpu", "h20", *shape)
-    assert "datasheet peaks: no calibration" in h20["calibration"]
-    assert h20["points"][0][2:] == [None, None]
+    assert "carried over to h20" in h20["calibration"]
+    fp16 = curve(capsys, "--gpu", "h20", "--dtype", "fp16", *shape)
+    assert "datasheet peaks: no calibration" in fp16["calibration"]
+    assert fp16["points"][0][2:] == [None, None]
 
 
 def test_an_experts_curve_by_hand_is_that_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,6 +189,9 @@ def test_an_experts_curve_by_hand_is_that_of_the_model(capsys: pytest.CaptureFix
         (["--gpu", "h200", "--backend", "vllm==0.24.0", "--experts", "8"], "the shape is incomplete"),
         (["--gpu", "h200", "--backend", "vllm==0.24.0", "--model", "qwen3-8b"], "qwen3-8b has no experts"),
         (["--gpu", "h200", "--backend", "flash-attn==2.8.3", "--model", "llada-2.1-mini"], "is no MoE backend"),
+        ([*RELEASE, "--model", "llada-2.1-mini", "--routing", "random"], "--routing unknown routing 'random'"),
+        ([*RELEASE, "--model", "llada-2.1-mini", "--routing", "trace:nowhere.csv"], "nowhere.csv: can't be read"),
+        ([*RELEASE, "--model", "llada-2.1-mini", "--tp", "3"], "can't be cut over 3 ranks"),
     ],
 )
 def test_a_curve_that_is_not_described_says_what_is_missing(
@@ -190,6 +200,56 @@ def test_a_curve_that_is_not_described_says_what_is_missing(
     """Exit 2."""
     assert main(["predict", "--curve", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_tensor_parallelism_cuts_the_experts_of_a_curve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """--tp 2 of width 512, --parallel tp2, and width 256 whole are one shape; a kernel by name has its own calibration."""
+    releases.vllm(tmp_path, "98.2")
+    release = ["--gpu", "h200", "--release", "vllm==98.2", "--artifacts", str(tmp_path)]
+    by_hand = ["--experts", "256", "--hidden", "2048", "--top-k", "8"]
+    cut = curve(capsys, *release, *by_hand, "--expert-width", "512", "--tp", "2")
+    assert cut == curve(capsys, *release, *by_hand, "--expert-width", "512", "--parallel", "tp2")
+    assert cut == curve(capsys, *release, *by_hand, "--expert-width", "256")
+    assert cut["kernel"] == "triton"
+    other = curve(
+        capsys, *release, *by_hand, "--expert-width", "256", "--dtype", "fp8", "--kernel", "flashinfer-cutlass"
+    )
+    assert other["kernel"] == "flashinfer-cutlass"
+    assert other["points"] != cut["points"]
+
+
+def test_a_replayed_trace_is_a_curve_as_far_as_it_has_tokens(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Tokens that all take the same experts are skewed routing; the curve ends with the trace."""
+    trace = tmp_path / "t.csv"
+    trace.write_text("".join(f"{i},0,1,2,3,4,5,6,7\n" for i in range(64)))
+    model = [*RELEASE, "--model", "llada-2.1-mini"]
+    replayed = curve(capsys, *model, "--routing", f"trace:{trace}")
+    skewed = curve(capsys, *model, "--routing", "skewed", "--end", "64")
+    assert [p[:2] for p in replayed["points"]] == [p[:2] for p in skewed["points"]]
+    uniform = curve(capsys, *model, "--routing", "uniform", "--end", "64")
+    assert uniform["n_max"] < skewed["n_max"]
+
+
+def test_drawn_routing_has_no_closed_form(capsys: pytest.CaptureFixture[str]) -> None:
+    """`nfp predict` without --curve says so."""
+    assert (
+        main(
+            [
+                "predict",
+                *RELEASE,
+                "--model",
+                "qwen3-30b-a3b",
+                "--attention",
+                "flash-attn==2.8.3",
+                "--routing",
+                "uniform",
+            ]
+        )
+        == 2
+    )
+    assert "give --curve for uniform" in capsys.readouterr().err
 
 
 def test_calibrate_without_recordings_says_what_to_install(

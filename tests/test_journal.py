@@ -43,7 +43,7 @@ def prepare(case, seed, cache_bytes):
 # Before anything is collected: this process is the test's own.
 from pytest_nfp.predict import datasheet
 session.find_device = lambda gpu, timer: (machine.device(notes=dict(uuid="journal-test")), "")
-session.Session.figures = lambda self, case: datasheet(1e12, 1e11)
+session.Session.figures = lambda self, case, granularity: datasheet(1e12, 1e11)
 session.backends.prepare = prepare
 """
 SUITE = """

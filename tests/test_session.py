@@ -181,7 +181,7 @@ def simulated(
     monkeypatch.setattr(session_module, "find_device", lambda gpu, timer: (machines[0].device(), ""))
     # A predictor that does not describe the kernel: what counts is the baseline.
     figures = replace(datasheet(1e12, 1e11), describes=False, cause="simulated")
-    monkeypatch.setattr(Session, "figures", lambda self, case: figures)
+    monkeypatch.setattr(Session, "figures", lambda self, case, granularity: figures)
     monkeypatch.setattr(
         backends,
         "prepare",

@@ -14,7 +14,8 @@ from pytest_nfp.predict import module_latency, predict_case, predict_curve
 
 from .granularity.test_maps import granularity
 
-SHAPE = Model(name="shape", hidden=7168, moe=Moe(experts=256, width=512, top_k=8), source="a published report")
+# The report gives E and k; hidden 3072 and width 1536 over two ranks are MiniMax-M2's.
+SHAPE = Model(name="shape", hidden=3072, moe=Moe(experts=256, width=768, top_k=8), source="a published report")
 H20 = Case("h20", Backend("vllm", "0.24.0"), "moe", SHAPE, "fp8-block", top_k=8, routing="uniform")
 SMALL = granularity(*([16] * 4096))
 LARGE = granularity(*([16] * 64), *([64] * 4032))
@@ -67,12 +68,15 @@ def test_the_tiles_of_a_kernel_that_is_not_known_are_tritons() -> None:
 
 
 def test_a_larger_tile_on_h20_slows_what_was_not_near_free_before() -> None:
-    """D1: H20, block FP8, E = 256, k = 8, tile 16 to 64 past 64 tokens. Published: T(2) = 1.39 T(1), 603 us at 64 tokens,
-    653 us with tile 16 and 930 with 64 at 96, 821 and 1000 at 384. N_max is 1 before and after, so a warning is enough.
+    """D1: H20, block FP8, E = 256, k = 8, tile 16 to 64 past 64 tokens. The published microseconds are met by H200's numbers
+    carried over: within 15% with tile 16, within 30% with 64. N_max is 1 before and after, so a warning is enough.
     """
     before, after = curve(H20, SMALL, 1, 2, 4, 8, 64, 96, 384), curve(H20, LARGE, 1, 2, 4, 8, 64, 96, 384)
-    assert 1.2 < before[2] / before[1] < 2
-    assert after[96] > before[96]
+    for n, us in {1: 55.9, 2: 77.9, 4: 123, 8: 200, 64: 603, 96: 653, 384: 821}.items():
+        assert before[n] == pytest.approx(us, rel=0.15)
+    for n, us in {96: 930, 384: 1000}.items():
+        assert after[n] == pytest.approx(us, rel=0.30)
+        assert after[n] > 1.2 * before[n]
     assert {n: after[n] for n in (1, 2, 64)} == {n: before[n] for n in (1, 2, 64)}
     for rule in (SMALL, LARGE):
         on = calibrated.figures_of(H20, rule)

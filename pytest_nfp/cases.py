@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pytest_nfp import catalog
+from pytest_nfp import catalog, registry
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.principle.routing import Routing, baseline_positions
 
@@ -102,7 +102,7 @@ def parse_backend(text: str) -> Backend:
     """`vllm==0.33.0`; a framework without a release is completed by the caller. Raises UnknownName."""
     framework, separator, release = text.partition("==")
     framework = ALIASES.get(framework.strip().lower(), framework.strip().lower())
-    known = sorted({f for fs in FRAMEWORKS.values() for f in fs})
+    known = sorted({f for fs in FRAMEWORKS.values() for f in fs} | {f for f, _ in registry.registered()})
     if framework not in known:
         how = "give one of these as FRAMEWORK==RELEASE; other frameworks have no granularity rule here yet"
         raise UnknownName(catalog.unknown("backend", text, [*known, *ALIASES], how))
@@ -118,15 +118,23 @@ def parse_backend(text: str) -> Backend:
     return Backend(framework, release.strip())
 
 
+def frameworks(module: Module, gpu: str) -> list[str]:
+    """The frameworks of a module: those with a granularity rule or a forward; on the CPU, those with a forward."""
+    own = registry.frameworks(module)
+    if gpu == "cpu":
+        return own
+    return [*FRAMEWORKS[module], *(f for f in own if f not in FRAMEWORKS[module])]
+
+
 def expand(gpu: str, backend: Backend, module: Module, subject: Model) -> Iterator[Case]:
     """Every case of a module of a subject by one backend, on the subject's own grid."""
-    if module == "own" or backend.framework not in FRAMEWORKS[module] or getattr(subject, module) is None:
+    if module == "own" or backend.framework not in frameworks(module, gpu) or getattr(subject, module) is None:
         return
     if module == "dense" and subject.moe is not None:
         return  # A MoE model's few dense layers do not bound it: the principle has no dense term for it.
     on_cpu = gpu == "cpu"
     base = Case(gpu, backend, module, subject, "fp32" if on_cpu else "bf16")
-    for kernel in CPU_KERNELS[module] if on_cpu else (None,):
+    for kernel in CPU_KERNELS[module] if on_cpu and backend.framework == "torch" else (None,):
         for batch in subject.batch:
             case = replace(base, kernel=kernel, batch=batch)
             if module == "dense":

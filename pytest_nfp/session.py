@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pytest_nfp import __version__, backends, baselines, calibrated, catalog, journal, recordings, records
+from pytest_nfp import __version__, backends, baselines, calibrated, catalog, journal, recordings, records, registry
 from pytest_nfp.baselines import BaselineFile, CaseBaseline
-from pytest_nfp.cases import FRAMEWORKS, Backend, Case, Module, expand, parse_backend
+from pytest_nfp.cases import FRAMEWORKS, Backend, Case, Module, expand, frameworks, parse_backend
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.devices import Device, detect, find_device
 from pytest_nfp.devices.lock import TooLong, device_lock, time_limit
@@ -47,6 +47,8 @@ RESTING = 0.1
 """Share of the time that a device is kept busy where its clock fell under load."""
 COOLING_S = 30.0
 """Longest rest before such a device is measured again."""
+CHECKED = 64
+"""A result is held to its reference at N0 and at the largest N of the grid up to here."""
 LONG_CURVE = 192
 """Up to where an attention curve is measured on a CPU: past the first tile switch of its kernel."""
 
@@ -108,19 +110,15 @@ class Session:
 
     def backends_for(self, gpu: str, module: Module) -> list[Backend]:
         """What is tested: --nfp-backend, else the installed frameworks, else the releases that have baselines."""
-        frameworks = FRAMEWORKS[module]
+        known = frameworks(module, gpu)
         if gpu == "cpu":
-            device, _ = self.device("cpu")
-            asked = [parse_backend(t) for t in self.settings.backend]
-            if asked and not any(b.framework == "torch" for b in asked):
-                return []
-            return [Backend("torch", device.torch_release if device else "0")]
-        stored = [b for b in baselines.stored_backends(self.baseline_folder, gpu) if b.framework in frameworks]
+            return self._cpu_backends(known)
+        stored = [b for b in baselines.stored_backends(self.baseline_folder, gpu) if b.framework in known]
         if self.settings.backend:
             chosen = []
             for text in self.settings.backend:
                 backend = parse_backend(text)
-                if backend.framework not in frameworks:
+                if backend.framework not in known:
                     continue
                 if backend.release:
                     chosen.append(backend)
@@ -133,10 +131,29 @@ class Session:
                     )
             return chosen
         chosen = []
-        for framework in frameworks:
+        for framework in known:
             release = artifacts.installed_release(framework) if framework != "torch" else None
             chosen += [Backend(framework, release)] if release else [b for b in stored if b.framework == framework]
         return chosen
+
+    def _cpu_backends(self, known: Sequence[str]) -> list[Backend]:
+        """Torch, and every other framework that is installed here and has a forward; or those of them that are asked for."""
+        asked = {b.framework for b in map(parse_backend, self.settings.backend)}
+        found = []
+        for framework in sorted(known, key=lambda f: (f != "torch", f)):
+            if asked and framework not in asked:
+                continue
+            if framework == "torch":
+                device, _ = self.device("cpu")
+                found.append(Backend("torch", device.torch_release if device else "0"))
+                continue
+            # A CPU build has a name of its own on the index.
+            release = artifacts.installed_release(framework) or artifacts.installed_release(f"{framework}-cpu")
+            if framework not in {f for fs in FRAMEWORKS.values() for f in fs}:
+                release = registry.release(framework)
+            if release is not None:
+                found.append(Backend(framework, release))
+        return found
 
     def subjects_for(self, gpu: str, backend: Backend) -> list[Model]:
         """--nfp-model, else the subjects with baselines of this release, else those of the gate."""
@@ -385,10 +402,13 @@ class Session:
         if device is not None:
             try:
                 prepared = backends.prepare(case, self.settings.seed, device.cache_bytes)
+                grid = positions_to_measure(case, granularity)
+                wrong = _first_wrong(prepared, grid, case.baseline_positions)
             except backends.Unsupported as reason:
                 return None, Verdict("SKIPPED", (str(reason),))
+            if wrong:
+                return None, Verdict("INVALID", (wrong,))
             protocol = PROTOCOLS[self.settings.protocol]
-            grid = positions_to_measure(case, granularity)
 
             def measured(duty: float = 1.0) -> Curve:
                 return sweep(
@@ -701,6 +721,16 @@ def reach_of(stored: tuple[BaselineFile, str, bool] | None, case: Case) -> int |
     if not using or any(high is None for high in highs):
         return None
     return max(high + 1 for high in highs if high is not None) * case.batch
+
+
+def _first_wrong(prepared: backends.Prepared, grid: Sequence[int], base: int) -> str:
+    """What is wrong with a result, at N0 and at a few more positions; empty where they are right, or have no reference."""
+    if prepared.check is None:
+        return ""
+    for n in dict.fromkeys((base, max(n for n in grid if n <= max(base, CHECKED)))):
+        if wrong := prepared.check(n):
+            return f"N={n}: {prepared.kernel} computes something else: {wrong}"
+    return ""
 
 
 def positions_to_measure(case: Case, granularity: Granularity | None) -> list[int]:

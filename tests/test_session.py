@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -217,6 +217,25 @@ def test_a_clock_that_falls_is_measured_again_with_rests(monkeypatch: pytest.Mon
     s.check_boundary(DENSE)
     assert any("the clock went from" in text and "measured again" in text for text in said)
     assert not any("clock" in r for r in s.cases[DENSE.id].reasons)
+
+
+def test_a_wrong_result_is_invalid_and_never_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """However fast: the position, the kernel, and how far it is off."""
+    s = simulated(monkeypatch, [Simulated(staircase(16))], tmp_path)
+    asked: list[int] = []
+
+    def check(positions: int) -> str:
+        asked.append(positions)
+        return "the result is 1.0e-01 off" if positions > 1 else ""
+
+    def timed(positions: int) -> Callable[[], object]:
+        raise AssertionError("a wrong forward was built to be timed")
+
+    monkeypatch.setattr(backends, "prepare", lambda case, seed, cache: Prepared(timed, 1, 100, "kernel", 1, check))
+    v = s.check_boundary(DENSE)
+    assert v == Verdict("INVALID", ("N=64: kernel computes something else: the result is 1.0e-01 off",))
+    assert asked == [1, 64]
+    assert not s.cases[DENSE.id].curve
 
 
 def test_experts_that_are_all_streamed_claim_no_n_max(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What one forward is: a module per framework and kind, imported when a forward is built.
+"""What one forward is: a module per framework and kind, registered by entry point, imported when a forward is built.
 
 A backend module has `prepare(case, seed, cache_bytes) -> Prepared`. Inputs and weights are made once for a case, outside
 any timing; weights (or KV) are held in several banks, taken in turn, so that a forward finds none of them in the cache.
@@ -8,20 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from pytest_nfp import registry
 from pytest_nfp.devices import Forward
 
 if TYPE_CHECKING:
     from pytest_nfp.cases import Case
-
-_MODULES = {
-    ("torch", "dense"): "pytest_nfp.backends.torch_dense",
-    ("torch", "moe"): "pytest_nfp.backends.torch_moe",
-    ("torch", "attention"): "pytest_nfp.backends.torch_attention",
-}
-
 
 __all__ = ["Forward", "Prepared", "Unsupported", "banks_needed", "prepare"]
 
@@ -36,7 +29,7 @@ class Prepared:
 
     bytes_per_forward: weights or KV that one forward reads (at N0); bytes_rotated: what is read before a byte is read
     again, to be held against the cache size. kernel: the operator by name. turns: forwards after which the banks begin
-    again.
+    again. check: what is wrong with the result at N positions, empty if nothing; None where there is no reference.
     """
 
     forward: Callable[[int], Forward]
@@ -44,17 +37,23 @@ class Prepared:
     bytes_rotated: int
     kernel: str
     turns: int
+    check: Callable[[int], str] | None = None
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     """Build a case's forwards. Raises Unsupported with the reason."""
-    name = _MODULES.get((case.backend.framework, case.module))
-    if name is None:
+    point = registry.registered().get((case.backend.framework, case.module))
+    if point is None:
         raise Unsupported(f"no forward is built for {case.backend.framework}'s {case.module} module")
     try:
-        module = import_module(name)
+        module = point.load()
     except ImportError as error:
-        raise Unsupported(f"{error.name} is not installed: pip install 'pytest-nfp[cpu]'") from error
+        if error.name == "torch":
+            raise Unsupported("torch is not installed: pip install 'pytest-nfp[cpu]'") from error
+        raise Unsupported(f"{case.backend.framework} can't be imported here: {error}") from error
+    except Exception as error:
+        # A framework that breaks while it is imported must not take the run with it.
+        raise Unsupported(f"{case.backend.framework} breaks at import: {type(error).__name__}: {error}") from error
     prepared: Prepared = module.prepare(case, seed, cache_bytes)
     return prepared
 

@@ -7,7 +7,7 @@ from itertools import cycle
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed
+from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
 from pytest_nfp.cases import Case
 
 MAX_POSITIONS = 1024
@@ -29,7 +29,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     count = banks_needed(bank_bytes, cache_bytes)
     banks = [(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)) for _ in range(count)]
 
-    def forward(positions: int) -> Forward:
+    def build(positions: int) -> tuple[Forward, torch.Tensor]:
         if positions > MAX_POSITIONS:
             raise Unsupported(f"the KV cache was made for {MAX_POSITIONS} new positions, not {positions}")
         q = torch.randn(case.batch, attention.heads, positions, attention.head_dim, generator=generator)
@@ -39,6 +39,18 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
             k, v = next(turn)
             return F.scaled_dot_product_attention(q, k, v)
 
-        return run
+        return run, q
 
-    return Prepared(forward, bank_bytes, bank_bytes * count, "torch.scaled_dot_product_attention", count)
+    def check(positions: int) -> str:
+        run, q = build(positions)
+        k, v = (t[:, :, : context + positions] for t in banks[0])
+        return correctness.wrong(run(), correctness.attention(q, k, v, causal=False))
+
+    return Prepared(
+        lambda positions: build(positions)[0],
+        bank_bytes,
+        bank_bytes * count,
+        "torch.scaled_dot_product_attention",
+        count,
+        check,
+    )

@@ -6,7 +6,7 @@ from itertools import cycle
 
 import torch
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed
+from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
 from pytest_nfp.cases import Case
 
 PACKED_ROWS = 16
@@ -22,6 +22,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     bank_bytes = 4 * sum(n * k for n, k in shapes)
     count = banks_needed(bank_bytes, cache_bytes)
     banks = [[torch.randn(n, k, generator=generator) / k**0.5 for n, k in shapes] for _ in range(count)]
+    first = banks[0]
     if case.kernel == "onednn-packed":
         if not torch.backends.mkldnn.is_available():
             raise Unsupported("this torch build has no oneDNN, so weights can't be packed")
@@ -36,7 +37,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     else:
         raise Unsupported(f"torch has no dense kernel named {case.kernel!r}; there are matmul and onednn-packed")
 
-    def forward(positions: int) -> Forward:
+    def build(positions: int) -> tuple[Forward, torch.Tensor]:
         x = torch.randn(case.batch * positions, hidden, generator=generator)
         turn = cycle(banks)
 
@@ -47,6 +48,12 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
                 h = h * linear(x, g)
             return linear(h, down)
 
-        return run
+        return run, x
 
-    return Prepared(forward, bank_bytes, bank_bytes * count, f"torch.{case.kernel}", count)
+    def check(positions: int) -> str:
+        run, x = build(positions)
+        return correctness.wrong(run(), correctness.ffn(x, first))
+
+    return Prepared(
+        lambda positions: build(positions)[0], bank_bytes, bank_bytes * count, f"torch.{case.kernel}", count, check
+    )

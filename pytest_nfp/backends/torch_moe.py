@@ -7,19 +7,9 @@ from itertools import cycle
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed
+from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
+from pytest_nfp.backends.routes import expert_ids, starts
 from pytest_nfp.cases import Case
-
-
-def expert_ids(case: Case, positions: int, start: int) -> torch.Tensor:
-    """[b*N, k] experts of each token, from expert `start` on: all tokens the same k (skewed), or in turn (balanced)."""
-    moe, top_k = case.subject.moe, case.top_k
-    assert moe is not None and top_k is not None
-    tokens = case.batch * positions
-    slots = torch.arange(top_k).expand(tokens, top_k) if case.routing == "skewed" else None
-    if slots is None:
-        slots = torch.arange(tokens * top_k).view(tokens, top_k)
-    return (slots + start) % moe.experts
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
@@ -39,15 +29,14 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         for _ in range(count)
     ]
 
-    def forward(positions: int) -> Forward:
+    def build(positions: int) -> tuple[Forward, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """The forward, where it writes, and its input with the first expert ids."""
         tokens = case.batch * positions
         x = torch.randn(tokens, hidden, generator=generator)
         scores = torch.full((tokens * top_k, 1), 1 / top_k)
-        # Start where the last forward's experts end, so that a whole turn touches every expert before one repeats.
-        step = top_k if case.routing == "skewed" else min(moe.experts, tokens * top_k)
+        ids = [expert_ids(case, positions, start, seed) for start in starts(case, positions)]
         routes = []
-        for start in dict.fromkeys((i * step) % moe.experts for i in range(moe.experts)):
-            flat = expert_ids(case, positions, start).flatten()
+        for flat in (route.flatten() for route in ids):
             order = torch.argsort(flat, stable=True)
             ends = torch.bincount(flat, minlength=moe.experts).cumsum(0).to(torch.int32)
             routes.append((order // top_k, ends))
@@ -60,10 +49,22 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
             y = F.grouped_mm(F.silu(gate) * up, w2, offs=ends)
             return out.zero_().index_add_(0, rows, y * scores)
 
-        return run
+        return run, out, (x, ids[0])
+
+    def check(positions: int) -> str:
+        run, out, (x, ids) = build(positions)
+        correctness.poison(out)
+        w13, w2 = (w.transpose(1, 2) for w in banks[0])
+        weights = torch.full(ids.shape, 1 / top_k)
+        return correctness.wrong(run(), correctness.experts(x, w13, w2, ids, weights))
 
     active = top_k if case.routing == "skewed" else moe.experts
     # At most one turn for each expert that a forward may begin with.
     return Prepared(
-        forward, active * expert_bytes, count * moe.experts * expert_bytes, "torch.grouped_mm", count * moe.experts
+        lambda positions: build(positions)[0],
+        active * expert_bytes,
+        count * moe.experts * expert_bytes,
+        "torch.grouped_mm",
+        count * moe.experts,
+        check,
     )

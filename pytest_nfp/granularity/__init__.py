@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_nfp import catalog
 from pytest_nfp.cases import Case
 from pytest_nfp.catalog import Gpu, UnknownName
-from pytest_nfp.granularity import artifacts, attention, fused_moe, shipped, torch_cpu
+from pytest_nfp.granularity import artifacts, attention, cpu_kernels, fused_moe, shipped
 from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, changed_parameters, changed_ranges
 from pytest_nfp.granularity.query import DeviceFacts, ExpertShape, HeadShape, Query
 
@@ -119,10 +119,11 @@ def query_of(case: Case) -> Query:
 
 def granularity_of(case: Case, archives: Path | None = None, use_table: bool = True) -> Granularity:
     """The map that this case runs on. Raises RuleUnknown with the reason."""
-    if case.backend.framework == "torch":
-        if case.gpu != "cpu":
-            raise RuleUnknown("torch's GPU kernels publish no tile rule")
-        return torch_cpu.granularity(case.backend.release, case.module, case.kernel or "", case.dtype, "cpu")
+    framework = case.backend.framework
+    if case.gpu == "cpu":
+        return cpu_kernels.granularity(framework, case.backend.release, case.module, case.kernel or "", case.dtype)
+    if framework == "torch":
+        raise RuleUnknown("torch's GPU kernels publish no tile rule")
     if case.module == "dense":
         raise RuleUnknown("a dense GEMM's tiles are chosen by the vendor's library, which publishes no rule")
     query = query_of(case)

@@ -71,7 +71,10 @@ class CalibrationFile(BaseModel):
 
     def figures(self, kernel: str) -> Figures:
         """Phi and beta of the machine are those of its packed GEMM; the tile roofline runs on the kernel's own fit."""
-        peak, mine = self.kernels["onednn-packed"], self.kernels[kernel]
+        peak, mine = self.kernels["onednn-packed"], self.kernels.get(kernel)
+        if mine is None:
+            cause = "nothing is calibrated for this kernel"
+            return Figures(peak.flops, peak.bandwidth, peak.calibration(), "the machine's packed GEMM", False, cause)
         basis = f"calibrated on {mine.curves} curves of other shapes, {mine.error:.0%} median error on shapes left out"
         return Figures(peak.flops, peak.bandwidth, mine.calibration(), basis, mine.describes, mine.cause)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_nfp import backends
-from pytest_nfp.backends import torch_moe
+from pytest_nfp.backends.routes import expert_ids
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.catalog import Attention, Dense, Model, Moe
 
@@ -69,7 +69,7 @@ def test_moe_is_the_weighted_sum_of_its_experts(routing: str, positions: int) ->
     )
     x = torch.randn(positions, 32, generator=g)
     expected = torch.zeros(positions, 32)
-    for token, experts in enumerate(torch_moe.expert_ids(case, positions, 0)):
+    for token, experts in enumerate(expert_ids(case, positions, 0)):
         for e in experts:
             gate, up = (x[token] @ w13[e]).chunk(2)
             expected[token] += (torch.nn.functional.silu(gate) * up) @ w2[e] / 2
@@ -78,9 +78,9 @@ def test_moe_is_the_weighted_sum_of_its_experts(routing: str, positions: int) ->
 
 def test_routing_is_what_its_name_says() -> None:
     """Balanced fills every expert in turn; skewed gives every token the same k."""
-    balanced = torch_moe.expert_ids(MOE, 4, 0)
+    balanced = expert_ids(MOE, 4, 0)
     assert sorted(balanced.flatten().tolist()) == list(range(8))
-    skewed = torch_moe.expert_ids(replace(MOE, routing="skewed"), 5, 6)
+    skewed = expert_ids(replace(MOE, routing="skewed"), 5, 6)
     assert {tuple(row) for row in skewed.tolist()} == {(6, 7)}
 
 
@@ -107,7 +107,7 @@ def test_more_is_rotated_than_the_cache_holds(case: Case) -> None:
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (replace(DENSE, backend=Backend("vllm", "1")), "no forward is built for vllm's dense module"),
+        (replace(DENSE, backend=Backend("sglang", "1")), "no forward is built for sglang's dense module"),
         (replace(DENSE, kernel="magic"), "no dense kernel named 'magic'"),
     ],
 )

@@ -2,7 +2,8 @@
 
 Compiled into torch, so a recorded rule: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, flash_attention_kernel_impl
 (commit 008ec6b): 32 query rows below 192 queries, 64 below 768, then 256; the last block ends with its rows, nothing is
-padded. Dense matmul and grouped_mm on a CPU map rows to no tile that is published: one row is one row.
+padded. Dense matmul and grouped_mm on a CPU, and vLLM's CPU kernels, map rows to no tile that is published: one row is
+one row.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ _QUERY_SPLIT = (Range(1, 191, 32, _SOURCE), Range(192, 767, 64, _SOURCE), Range(
 _NO_TILE = (Range(1, 4096, 1, "no tile rule"),)
 
 
-def granularity(release: str, module: str, kernel: str, dtype: str, device_name: str) -> Granularity:
-    """The map of a torch CPU kernel: `sdpa` has the query split, the others have none."""
-    is_attention = module == "attention"
+def granularity(framework: str, release: str, module: str, kernel: str, dtype: str) -> Granularity:
+    """The map of a CPU kernel: torch's `sdpa` has the query split, the others have none."""
+    is_split = (framework, module) == ("torch", "attention")
     return Granularity(
-        framework="torch",
+        framework=framework,
         release=release,
         module=module,
         dtype=dtype,
-        device_name=device_name,
-        ranges=_QUERY_SPLIT if is_attention else _NO_TILE,
+        device_name="cpu",
+        ranges=_QUERY_SPLIT if is_split else _NO_TILE,
         kernel=kernel,
         kernel_reason="named by the case",
-        artifact_file="aten/src/ATen/native/cpu/FlashAttentionKernel.cpp@008ec6b" if is_attention else "",
+        artifact_file="aten/src/ATen/native/cpu/FlashAttentionKernel.cpp@008ec6b" if is_split else "",
         artifact_sha256="",
         origin="recorded rule",
     )

@@ -1,0 +1,44 @@
+"""Which experts the tokens of a forward take: the routing of a case as expert ids."""
+
+from __future__ import annotations
+
+import torch
+
+from pytest_nfp.backends import Unsupported
+from pytest_nfp.cases import Case
+from pytest_nfp.principle.routing import Replay
+
+
+def expert_ids(case: Case, positions: int, start: int, seed: int = 0) -> torch.Tensor:
+    """[b*N, k] experts of each token, each named once, from expert `start` on (ids wrap around at E).
+
+    balanced: in turn. skewed: every token the same k. uniform: k drawn for each token. A replay: those of its first
+    tokens. Raises Unsupported for a routing that can't be made into ids, and for a replay with too few tokens.
+    """
+    moe, top_k = case.subject.moe, case.top_k
+    assert moe is not None and top_k is not None
+    tokens = case.batch * positions
+    if isinstance(case.routing, Replay):
+        if len(case.routing.tokens) < tokens:
+            raise Unsupported(f"the trace has {len(case.routing.tokens)} tokens, {tokens} are needed")
+        ids = torch.tensor([token[:top_k] for token in case.routing.tokens[:tokens]])
+    elif case.routing == "skewed":
+        ids = torch.arange(top_k).expand(tokens, top_k)
+    elif case.routing == "balanced":
+        ids = torch.arange(tokens * top_k).view(tokens, top_k)
+    elif case.routing == "uniform":
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.rand(tokens, moe.experts, generator=generator).argsort(1)[:, :top_k]
+    else:
+        raise Unsupported(f"no expert ids are made for {case.routing} routing")
+    return (ids + start) % moe.experts
+
+
+def starts(case: Case, positions: int) -> list[int]:
+    """First experts of the forwards of one turn: each begins where the last one's experts end, so that a whole turn
+    touches every expert before one repeats.
+    """
+    moe, top_k = case.subject.moe, case.top_k
+    assert moe is not None and top_k is not None
+    step = top_k if case.routing == "skewed" else min(moe.experts, case.batch * positions * top_k)
+    return list(dict.fromkeys((i * step) % moe.experts for i in range(moe.experts)))

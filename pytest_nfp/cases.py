@@ -123,7 +123,9 @@ def frameworks(module: Module, gpu: str) -> list[str]:
     own = registry.frameworks(module)
     if gpu == "cpu":
         return own
-    return [*FRAMEWORKS[module], *(f for f in own if f not in FRAMEWORKS[module])]
+    # What the project names itself has a rule or is not asked on a GPU; what a package registers is asked as it says.
+    ours = {f for fs in FRAMEWORKS.values() for f in fs}
+    return [*FRAMEWORKS[module], *(f for f in own if f not in ours)]
 
 
 def expand(gpu: str, backend: Backend, module: Module, subject: Model) -> Iterator[Case]:

@@ -147,8 +147,7 @@ class Session:
                 device, _ = self.device("cpu")
                 found.append(Backend("torch", device.torch_release if device else "0"))
                 continue
-            # A CPU build has a name of its own on the index.
-            release = artifacts.installed_release(framework) or artifacts.installed_release(f"{framework}-cpu")
+            release = artifacts.installed_release(framework)
             if framework not in {f for fs in FRAMEWORKS.values() for f in fs}:
                 release = registry.release(framework)
             if release is not None:

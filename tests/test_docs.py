@@ -50,8 +50,8 @@ def test_there_are_commands_to_run() -> None:
 def test_python_examples_are_tests_that_pass(page: Path, tmp_path: Path) -> None:
     """Each example of a page, in a file of its own, with the quick protocol on the CPU."""
     examples = PYTHON.findall(page.read_text(encoding="utf-8"))
-    if not examples:
-        pytest.skip("the page has no Python example")
+    if not examples or page.name == "write-a-backend.md":
+        pytest.skip("the page has no Python example that is a test")
     for i, text in enumerate(examples):
         (tmp_path / f"test_example_{i}.py").write_text(text, encoding="utf-8")
     for gpu in ("cpu", "h20"):

@@ -65,10 +65,18 @@ def open_release(framework: str, release: str, wanted: re.Pattern[str], archives
 
 def installed_release(framework: str) -> str | None:
     """The version of an installed framework, or None."""
-    try:
-        return metadata.version(framework)
-    except metadata.PackageNotFoundError:
-        return None
+    found = _distribution(framework)
+    return found.version if found is not None else None
+
+
+def _distribution(framework: str) -> metadata.Distribution | None:
+    """An installed framework, under its own name or that of its CPU build, which holds the same Python sources."""
+    for name in (framework, f"{framework}-cpu"):
+        try:
+            return metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def known_releases(framework: str) -> list[str]:
@@ -100,12 +108,13 @@ def pinned_requirement(framework: str, release: str, requirement: str) -> str:
 
 
 def _installed(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact:
-    found = installed_release(framework)
-    if found is None:
+    distribution = _distribution(framework)
+    if distribution is None:
         raise RuleUnknown(f"{framework} is not installed")
+    found = distribution.version
     if found.split("+")[0] != release:
         raise RuleUnknown(f"installed is {framework} {found}")
-    files = {str(f): f for f in metadata.files(framework) or () if wanted.search(str(f))}
+    files = {str(f): f for f in distribution.files or () if wanted.search(str(f))}
     if not files:
         raise RuleUnknown(f"the installed {framework} {found} lists no file with the rule")
 

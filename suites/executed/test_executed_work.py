@@ -1,0 +1,78 @@
+"""Executed work: what vLLM's own Triton kernels compute, product by product, under Triton's interpreter, without a GPU.
+
+Run in an environment that has vLLM, or name one in NFP_VLLM_PYTHON. Evidence of granularity, never a latency.
+"""
+
+import os
+import sys
+from functools import lru_cache
+from importlib.util import find_spec
+
+import pytest
+
+from pytest_nfp import executed
+from pytest_nfp.granularity import DeviceFacts, ExpertShape, Query, read
+from pytest_nfp.principle import baseline_positions
+
+PYTHON = os.environ.get("NFP_VLLM_PYTHON", sys.executable)
+if sys.executable == PYTHON and find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed: name an interpreter that has it in NFP_VLLM_PYTHON", allow_module_level=True)
+
+POSITIONS = (1, 2, 4, 8, 16, 17, 32, 33, 48, 64, 65)
+E, K, D, F = 8, 2, 64, 64
+SIXTEEN = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 1, "SPLIT_K": 1, "num_warps": 4}
+CONTEXT = 40
+"""With up to 24 new tokens the cached ones end in the same block of keys: a step is one of queries alone."""
+QUERIES = (1, 2, 3, 4, 8, 9, 16, 17, 24)
+ROWS = 16
+"""Rows of the query tile where a KV head has up to 16 query heads (vLLM's kernel_unified_attention)."""
+
+
+@lru_cache
+def experts(routing: str, rule: str) -> executed.Executed:
+    """The kernel's answer by the release's own rule or by sixteen rows throughout, or a skip with the reason."""
+    try:
+        return executed.experts(POSITIONS, E, K, D, F, routing, SIXTEEN if rule == "sixteen-rows" else None, PYTHON)
+    except executed.NotExecuted as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("routing", ["balanced", "skewed"])
+@pytest.mark.parametrize("rule", ["sixteen-rows", "own-rule"])
+def test_experts(routing: str, rule: str) -> None:
+    """Every product of the fused experts, at every N, is one that the map predicts; and the result is right."""
+    found = experts(routing, rule)
+    predicted = {n: executed.predicted_experts_flops(routing, n, E, K, D, F, found.settings[n]) for n in POSITIONS}
+    assert found.flops == predicted
+    assert found.error < 1e-5
+
+
+@pytest.mark.parametrize("routing", ["balanced", "skewed"])
+def test_the_step_is_at_the_tiles_edge(routing: str) -> None:
+    """With tiles of 16 rows an expert: the first step after N0 is at the principle's N_max + 1."""
+    found = experts(routing, "sixteen-rows")
+    base = baseline_positions(routing, E, K)
+    edge = 16 * E // K if routing == "balanced" else 16
+    assert {found.flops[n] for n in POSITIONS if base <= n <= edge} == {found.flops[base]}
+    assert found.flops[edge + 1] > found.flops[edge]
+
+
+def test_the_map_is_what_the_kernel_was_given() -> None:
+    """The tile that the release's own selector returned while it ran is the one that the lifted rule gives."""
+    found = experts("balanced", "own-rule")
+    rule = read(Query("vllm", found.release, DeviceFacts("cpu"), ExpertShape(E, F, D, K)))
+    assert {n: s["BLOCK_SIZE_M"] for n, s in found.settings.items()} == {n: rule.tile(n) for n in POSITIONS}
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (8, 1)], ids=["group-1", "group-4", "group-8"])
+def test_attention(heads: int, kv_heads: int) -> None:
+    """A tile packs the query heads of a KV head: it holds 16 / group positions, and the next one begins another."""
+    try:
+        found = executed.attention(QUERIES, heads, kv_heads, 32, CONTEXT, PYTHON)
+    except executed.NotExecuted as reason:
+        pytest.skip(str(reason))
+    one = found.flops[1] / executed.query_tiles(1, heads, kv_heads, ROWS)
+    assert {n: f / one for n, f in found.flops.items()} == {
+        n: executed.query_tiles(n, heads, kv_heads, ROWS) for n in QUERIES
+    }
+    assert found.error < 1e-5

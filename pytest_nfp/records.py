@@ -63,6 +63,7 @@ class CaseRecord(_Strict):
     timer: str = ""
     kernels: dict[Whole, str] = {}
     modes: dict[Whole, str] = {}
+    settings: dict[Whole, str] = {}
     plateaus: list[tuple[Whole, Whole, float]] = []
     samples: dict[Whole, list[float]] = {}
 

@@ -132,7 +132,15 @@ class Session:
             return chosen
         chosen = []
         for framework in known:
-            release = artifacts.installed_release(framework) if framework != "torch" else None
+            release = artifacts.installed_release(framework)
+            if framework == "torch":
+                # Its GEMMs on a GPU that is here; its experts and attention publish no rule there.
+                device, _ = (
+                    self.device(gpu)
+                    if module == "dense" and self.settings.measure in ("auto", "device")
+                    else (None, "")
+                )
+                release = device.torch_release if device else None
             chosen += [Backend(framework, release)] if release else [b for b in stored if b.framework == framework]
         return chosen
 
@@ -435,6 +443,10 @@ class Session:
                     if hot:
                         device.rest(min(COOLING_S, curve.counts["seconds"]))
                     curve = measured(RESTING if hot else 1.0)
+            if prepared.setting is not None:
+                curve = replace(
+                    curve, settings={p.positions: _setting(prepared.setting, p.positions) for p in curve.points}
+                )
             return _claimed(case, curve), Verdict("PASS")
         if mode == "device":
             return None, Verdict("SKIPPED", (absent,))
@@ -665,7 +677,7 @@ class Session:
             ]
             record.source, record.kernel = curve.source, curve.kernel
             record.counts, record.trust, record.timer = curve.counts, curve.trust, curve.timer
-            record.kernels, record.modes = curve.kernels, curve.modes
+            record.kernels, record.modes, record.settings = curve.kernels, curve.modes, curve.settings
             record.plateaus = [(p.first, p.last, round(p.latency_us, 2)) for p in plateaus(curve.points)]
             record.samples = {n: [round(s, 2) for s in samples] for n, samples in curve.samples.items()}
             record.baseline_positions = curve.baseline_positions
@@ -730,6 +742,11 @@ def _first_wrong(prepared: backends.Prepared, grid: Sequence[int], base: int) ->
         if wrong := prepared.check(n):
             return f"N={n}: {prepared.kernel} computes something else: {wrong}"
     return ""
+
+
+def _setting(setting: Callable[[int], dict[str, Any]], positions: int) -> str:
+    """ "BLOCK_SIZE_M=16 BLOCK_SIZE_N=64", in the order of their names."""
+    return " ".join(f"{name}={value}" for name, value in sorted(setting(positions).items()))
 
 
 def positions_to_measure(case: Case, granularity: Granularity | None) -> list[int]:

@@ -41,7 +41,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_the_projects_own_backends_are_registered() -> None:
     """torch for every module, vLLM for experts and attention; the CPU is offered what has a forward."""
     assert {("torch", "dense"), ("torch", "moe"), ("torch", "attention"), ("vllm", "moe")} <= set(registry.registered())
-    assert frameworks("moe", "cpu") == ["torch", "vllm"]
+    assert {"torch", "vllm"} <= set(frameworks("moe", "cpu"))
     assert set(frameworks("moe", "h200")) == {"torch", "vllm", "sglang"}
 
 

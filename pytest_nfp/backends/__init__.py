@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_nfp import registry
 from pytest_nfp.devices import Forward
@@ -30,6 +30,7 @@ class Prepared:
     bytes_per_forward: weights or KV that one forward reads (at N0); bytes_rotated: what is read before a byte is read
     again, to be held against the cache size. kernel: the operator by name. turns: forwards after which the banks begin
     again. check: what is wrong with the result at N positions, empty if nothing; None where there is no reference.
+    setting: the tile configuration that the framework's own selector returns at N positions, where it has one.
     """
 
     forward: Callable[[int], Forward]
@@ -38,6 +39,7 @@ class Prepared:
     kernel: str
     turns: int
     check: Callable[[int], str] | None = None
+    setting: Callable[[int], dict[str, Any]] | None = None
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
@@ -45,17 +47,28 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     point = registry.registered().get((case.backend.framework, case.module))
     if point is None:
         raise Unsupported(f"no forward is built for {case.backend.framework}'s {case.module} module")
+    framework = case.backend.framework
     try:
         module = point.load()
     except ImportError as error:
-        if error.name == "torch":
-            raise Unsupported("torch is not installed: pip install 'pytest-nfp[cpu]'") from error
-        raise Unsupported(f"{case.backend.framework} can't be imported here: {error}") from error
+        raise _not_importable(framework, error) from error
     except Exception as error:
         # A framework that breaks while it is imported must not take the run with it.
-        raise Unsupported(f"{case.backend.framework} breaks at import: {type(error).__name__}: {error}") from error
-    prepared: Prepared = module.prepare(case, seed, cache_bytes)
+        raise Unsupported(f"{framework} breaks at import: {type(error).__name__}: {error}") from error
+    try:
+        prepared: Prepared = module.prepare(case, seed, cache_bytes)
+    except ImportError as error:
+        raise _not_importable(framework, error) from error
+    except RuntimeError as error:
+        # Weights that do not fit, most of all: the framework's first line says how many bytes it asked for.
+        raise Unsupported(f"{framework} can't be prepared: {error}".splitlines()[0]) from error
     return prepared
+
+
+def _not_importable(framework: str, error: ImportError) -> Unsupported:
+    if error.name == "torch":
+        return Unsupported("torch is not installed: pip install 'pytest-nfp[cpu]'")
+    return Unsupported(f"{framework} can't be imported here: {error}")
 
 
 def banks_needed(bank_bytes: int, cache_bytes: int) -> int:

@@ -44,7 +44,7 @@ def experts(
     x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     """SwiGLU experts: x [T, d], w13 [E, 2f, d] (gate before up), w2 [E, d, f], ids and weights [T, k]; [T, d] in FP64."""
-    out = torch.zeros(x.shape, dtype=torch.float64)
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for expert in ids.unique().tolist():
         tokens, slots = torch.where(ids == expert)
         gate, up = (x[tokens].double() @ w13[expert].double().T).chunk(2, -1)
@@ -61,6 +61,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if causal:
         queries, keys = q.shape[2], k.shape[2]
-        hidden = torch.arange(keys)[None, :] > torch.arange(queries)[:, None] + keys - queries
+        rows, columns = (torch.arange(n, device=q.device) for n in (queries, keys))
+        hidden = columns[None, :] > rows[:, None] + keys - queries
         scores = scores.masked_fill(hidden, float("-inf"))
     return torch.softmax(scores, -1) @ v

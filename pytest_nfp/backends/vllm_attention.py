@@ -1,107 +1,15 @@
-"""Attention by vLLM's CPU kernel over a paged KV cache: cpu_attention_with_kv_cache (vLLM 0.32, FP32, causal)."""
+"""Attention by vLLM's CPU kernel; its GPU kernels are those of flash-attn and FlashInfer, which have backends of their own."""
 
 from __future__ import annotations
 
-from itertools import cycle
-
-import torch
-from vllm import _custom_ops as ops
-
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
+from pytest_nfp.backends import Prepared, Unsupported
 from pytest_nfp.cases import Case
-
-PAGE = 128
-"""Tokens of a page: a multiple of 32, which the vector path asks for."""
-ISA = "vec"
-MAX_POSITIONS = 1024
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
-    """Q [b*N, H, D] over pages [pages, H_kv, PAGE, D] of L + N tokens a request; query i sees L + i + 1 of them.
-
-    Raises Unsupported where this vLLM is not a CPU build.
-    """
-    attention, context = case.subject.attention, case.context
-    assert attention is not None and context is not None
+    """Raises Unsupported on a GPU, and where this vLLM is not a CPU build."""
     if case.gpu != "cpu":
-        raise Unsupported("vLLM's attention on a GPU is not built yet: the CPU kernel alone is")
-    if not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
-        raise Unsupported("this vLLM has no cpu_attention_with_kv_cache: it is not a CPU build")
-    heads, kv_heads, dim, batch = attention.heads, attention.kv_heads, attention.head_dim, case.batch
-    generator = torch.Generator().manual_seed(seed)
-    pages = -(-(context + MAX_POSITIONS) // PAGE)
-    bank_bytes = 2 * 4 * batch * context * kv_heads * dim
-    count = banks_needed(bank_bytes, cache_bytes)
-    table = torch.arange(batch * pages, dtype=torch.int32).view(batch, pages)
-    # A page of every request is as long as it was measured with: its tokens lie in the order of their slots.
-    slots = torch.arange(batch * pages * PAGE, dtype=torch.int64)
-    banks: list[tuple[torch.Tensor, ...]] = []
-    first: tuple[torch.Tensor, ...] = ()
-    for _ in range(count):
-        keys, values = (torch.randn(batch * pages * PAGE, kv_heads, dim, generator=generator) for _ in range(2))
-        cache = tuple(torch.zeros(batch * pages, kv_heads, PAGE, dim) for _ in range(2))
-        ops.cpu_attn_reshape_and_cache(keys, values, *cache, slots, ISA)
-        banks.append(cache)
-        # The check needs the first bank as it was, in the order of its tokens.
-        first = first or (keys, values)
+        raise Unsupported("vLLM's attention on a GPU is asked as flash-attn or flashinfer, whose kernels it runs")
+    from pytest_nfp.backends import vllm_cpu_attention
 
-    def build(positions: int) -> tuple[Forward, torch.Tensor, torch.Tensor]:
-        if positions > MAX_POSITIONS:
-            raise Unsupported(f"the KV cache was made for {MAX_POSITIONS} new positions, not {positions}")
-        q = torch.randn(batch * positions, heads, dim, generator=generator)
-        out = torch.empty_like(q)
-        starts = torch.arange(0, batch * positions + 1, positions, dtype=torch.int32)
-        lengths = torch.full((batch,), context + positions, dtype=torch.int32)
-        # The engine makes this once a step, for all of its layers: it is no part of a layer's time.
-        plan = ops.cpu_attn_get_scheduler_metadata(
-            num_reqs=batch,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=dim,
-            seq_lens=lengths,
-            dtype=q.dtype,
-            query_start_loc=starts,
-            causal=True,
-            sliding_window_size=-1,
-            isa=ISA,
-            enable_kv_split=True,
-        )
-        turn = cycle(banks)
-
-        def run() -> torch.Tensor:
-            k, v = next(turn)
-            ops.cpu_attention_with_kv_cache(
-                query=q,
-                key_cache=k,
-                value_cache=v,
-                output=out,
-                query_start_loc=starts,
-                seq_lens=lengths,
-                scale=dim**-0.5,
-                causal=True,
-                alibi_slopes=None,
-                sliding_window=-1,
-                block_table=table,
-                softcap=0.0,
-                scheduler_metadata=plan,
-                s_aux=None,
-            )
-            return out
-
-        return run, out, q
-
-    def check(positions: int) -> str:
-        run, out, q = build(positions)
-        correctness.poison(out)
-        k, v = (t.view(batch, pages * PAGE, kv_heads, dim)[:, : context + positions].transpose(1, 2) for t in first)
-        expected = correctness.attention(q.view(batch, positions, heads, dim).transpose(1, 2), k, v, causal=True)
-        return correctness.wrong(run(), expected.transpose(1, 2).reshape(out.shape))
-
-    return Prepared(
-        lambda positions: build(positions)[0],
-        bank_bytes,
-        bank_bytes * count,
-        "vllm.cpu_attention_with_kv_cache",
-        count,
-        check,
-    )
+    return vllm_cpu_attention.prepare(case, seed, cache_bytes)

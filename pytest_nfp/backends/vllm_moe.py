@@ -1,73 +1,36 @@
-"""MoE experts by vLLM's CPU kernel: cpu_fused_moe on weights that it packs itself (vLLM 0.32, SwiGLU, FP32)."""
+"""MoE experts by vLLM: its fused experts on a GPU (0.9.1 to 0.33, by the five arguments that all of them take), or its CPU kernel.
+
+Not run on a GPU yet: the logic is tested on the CPU with stand-ins, the call against the sources of each release.
+"""
 
 from __future__ import annotations
 
-from itertools import cycle
+from typing import Any
 
-import torch
-from vllm import _custom_ops as ops
-
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
-from pytest_nfp.backends.routes import expert_ids, starts
+from pytest_nfp.backends import Prepared, fused_experts
 from pytest_nfp.cases import Case
-
-ISA = "vec"
-"""The layout that every x86 machine has; the kernel computes in tiles of up to 8 rows, and pads none."""
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
-    """X [b*N, d], w13 [E, 2f, d], w2 [E, d, f] in FP32. The first expert moves on with every forward.
+    """Raises Unsupported where this vLLM is no build for the case's device, ImportError where it is not installed."""
+    if case.gpu == "cpu":
+        from pytest_nfp.backends import vllm_cpu_moe
 
-    Raises Unsupported where this vLLM is not a CPU build.
-    """
-    moe, hidden, top_k = case.subject.moe, case.subject.hidden, case.top_k
-    assert moe is not None and top_k is not None
-    if case.gpu != "cpu":
-        raise Unsupported("vLLM's fused experts on a GPU are not built yet: the CPU kernel alone is")
-    if not hasattr(torch.ops._C, "cpu_fused_moe"):
-        raise Unsupported("this vLLM has no cpu_fused_moe: it is not a CPU build")
-    generator = torch.Generator().manual_seed(seed)
-    expert_bytes = 4 * 3 * hidden * moe.width
-    count = 1 if moe.experts * expert_bytes > 4 * cache_bytes else banks_needed(moe.experts * expert_bytes, cache_bytes)
-    plain = [
-        (
-            torch.randn(moe.experts, 2 * moe.width, hidden, generator=generator) / hidden**0.5,
-            torch.randn(moe.experts, hidden, moe.width, generator=generator) / moe.width**0.5,
-        )
-        for _ in range(count)
-    ]
-    banks = [tuple(ops.cpu_prepack_moe_weight(w, ISA) for w in bank) for bank in plain]
-    # The check needs one bank as it was; the others live on packed alone.
-    first = plain[0]
-    del plain
+        return vllm_cpu_moe.prepare(case, seed, cache_bytes)
+    from vllm.model_executor.layers.fused_moe import fused_moe
 
-    def build(positions: int) -> tuple[Forward, torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """The forward, where it writes, and its input, first expert ids and their weights."""
-        tokens = case.batch * positions
-        x = torch.randn(tokens, hidden, generator=generator)
-        weights = torch.full((tokens, top_k), 1 / top_k)
-        out = torch.empty(tokens, hidden)
-        ids = [expert_ids(case, positions, start, seed).to(torch.int32) for start in starts(case, positions)]
-        turn = cycle([(w13, w2, route) for w13, w2 in banks for route in ids])
+    def setting(tokens: int) -> dict[str, Any]:
+        moe, hidden = case.subject.moe, case.subject.hidden
+        assert moe is not None
+        w1, w2 = (moe.experts, 2 * moe.width, hidden), (moe.experts, hidden, moe.width)
+        found: dict[str, Any] = fused_moe.try_get_optimal_moe_config(w1, w2, case.top_k, None, tokens)
+        return found
 
-        def run() -> torch.Tensor:
-            w13, w2, route = next(turn)
-            ops.cpu_fused_moe(out, x, w13, w2, None, None, weights, route, "silu", ISA)
-            return out
-
-        return run, out, (x, ids[0], weights)
-
-    def check(positions: int) -> str:
-        run, out, (x, ids, weights) = build(positions)
-        correctness.poison(out)
-        return correctness.wrong(run(), correctness.experts(x, *first, ids, weights))
-
-    active = top_k if case.routing == "skewed" else moe.experts
-    return Prepared(
-        lambda positions: build(positions)[0],
-        active * expert_bytes,
-        count * moe.experts * expert_bytes,
-        "vllm.cpu_fused_moe",
-        count * moe.experts,
-        check,
+    return fused_experts.prepare(
+        case,
+        seed,
+        cache_bytes,
+        fused_moe.fused_experts,
+        "vllm.fused_experts",
+        setting,
     )

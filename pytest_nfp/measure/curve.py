@@ -17,8 +17,9 @@ class Curve:
 
     points: latency and the interval of T(N)/T(N0). kind: measured or recorded. timer: the clock that it was read from.
     invalid: why the measurement is not to be trusted, empty if nothing speaks against it. unsupported: N -> why the
-    kernel refused it. kernels and modes: what ran at each N and in which graph mode, where that is known. samples:
-    single latencies for each N, kept on request. partial: interrupted.
+    kernel refused it. kernels and modes: what ran at each N and in which graph mode, where that is known. settings: the
+    tile configuration that the framework's own selector gave at each N. samples: single latencies for each N, kept on
+    request. partial: interrupted.
     """
 
     points: tuple[Point, ...]
@@ -34,6 +35,7 @@ class Curve:
     timer: str = ""
     kernels: dict[int, str] = field(default_factory=dict)
     modes: dict[int, str] = field(default_factory=dict)
+    settings: dict[int, str] = field(default_factory=dict)
     samples: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
     @property

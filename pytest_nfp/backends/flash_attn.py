@@ -1,0 +1,33 @@
+"""Attention by flash-attn 2: flash_attn_with_kvcache over pages (2.5.9 to 2.8).
+
+Not run on a GPU yet: the logic is tested on the CPU with stand-ins, the call against the sources of the release.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pytest_nfp.backends import Prepared, Unsupported, paged_attention
+from pytest_nfp.cases import Case
+
+PAGE = 256
+"""Tokens of a page: flash-attn 2 asks for a multiple of 256."""
+
+
+def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+    """Raises Unsupported on a CPU, ImportError where flash-attn is not installed."""
+    if case.gpu == "cpu":
+        raise Unsupported("flash-attn runs on a GPU alone")
+    from flash_attn import flash_attn_with_kvcache
+
+    def plan(positions: int, table: torch.Tensor, lengths: torch.Tensor) -> paged_attention.Compute:
+        def compute(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            # num_splits 0: its own heuristic, which looks at N.
+            out: torch.Tensor = flash_attn_with_kvcache(
+                q, keys, values, cache_seqlens=lengths, block_table=table, causal=True, num_splits=0
+            )
+            return out
+
+        return compute
+
+    return paged_attention.prepare(case, seed, cache_bytes, PAGE, plan, "flash_attn_with_kvcache")

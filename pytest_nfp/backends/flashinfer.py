@@ -1,0 +1,54 @@
+"""Attention by FlashInfer: its prefill kernels over pages at every N, the backend named (0.5.3 and later).
+
+Verification runs these kernels at every N; an engine's decode step of one position may take the decode wrapper instead. Not
+run on a GPU yet: the logic is tested on the CPU with stand-ins, the calls against the sources of the release.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pytest_nfp import catalog
+from pytest_nfp.backends import Prepared, Unsupported, paged_attention, places
+from pytest_nfp.cases import Case
+
+PAGE = 16
+WORKSPACE_BYTES = 128 * 2**20
+
+
+def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+    """Raises Unsupported on a CPU, ImportError where FlashInfer is not installed."""
+    if case.gpu == "cpu":
+        raise Unsupported("FlashInfer runs on a GPU alone")
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+    attention = case.subject.attention
+    assert attention is not None
+    # `auto` would take the same, and not say so: FA3 on Hopper, FA2 elsewhere.
+    backend = "fa3" if catalog.gpu(case.gpu).capability[0] == 9 else "fa2"
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=places.device_of(case))
+
+    def plan(positions: int, table: torch.Tensor, lengths: torch.Tensor) -> paged_attention.Compute:
+        batch, device = case.batch, table.device
+        used = -(-lengths // PAGE)
+        wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+        wrapper.plan(
+            qo_indptr=torch.arange(0, (batch + 1) * positions, positions, dtype=torch.int32, device=device),
+            paged_kv_indptr=torch.nn.functional.pad(used.cumsum(0), (1, 0)).to(torch.int32),
+            paged_kv_indices=torch.cat([row[:n] for row, n in zip(table, used.tolist(), strict=True)]),
+            paged_kv_last_page_len=(lengths - 1) % PAGE + 1,
+            num_qo_heads=attention.heads,
+            num_kv_heads=attention.kv_heads,
+            head_dim_qk=attention.head_dim,
+            page_size=PAGE,
+            causal=True,
+            q_data_type=places.dtype_of(case),
+        )
+
+        def compute(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = wrapper.run(q.flatten(0, 1), (keys, values))
+            return out.view(q.shape)
+
+        return compute
+
+    return paged_attention.prepare(case, seed, cache_bytes, PAGE, plan, f"flashinfer.prefill[{backend}]")

@@ -1,0 +1,61 @@
+"""Attention of a GPU framework over a paged KV cache: pages in banks, queries, a call that computes them, causal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+
+import torch
+
+from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness, places
+from pytest_nfp.cases import Case
+
+MAX_POSITIONS = 1024
+
+Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""q [b, N, H, D], keys and values in pages [pages, page, H_kv, D] -> [b, N, H, D]."""
+Plan = Callable[[int, torch.Tensor, torch.Tensor], Compute]
+"""positions, page table [b, pages a request] in int32, tokens of each request [b] in int32 -> the call, planned once."""
+
+
+def prepare(case: Case, seed: int, cache_bytes: int, page: int, plan: Plan, kernel: str) -> Prepared:
+    """Forwards over `context` cached and N new tokens a request; query i sees context + i + 1 of them.
+
+    What an engine plans once a step for all of its layers is planned outside the timing. Raises Unsupported for a dtype
+    without a forward.
+    """
+    attention, context = case.subject.attention, case.context
+    assert attention is not None and context is not None
+    device, dtype, generator = places.device_of(case), places.dtype_of(case), places.generator_of(case, seed)
+    kv_heads, dim, batch = attention.kv_heads, attention.head_dim, case.batch
+    pages = -(-(context + MAX_POSITIONS) // page)
+    bank_bytes = 2 * dtype.itemsize * batch * context * kv_heads * dim
+    count = banks_needed(bank_bytes, cache_bytes)
+    shape = (batch * pages, page, kv_heads, dim)
+
+    def cache() -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    banks = [(cache(), cache()) for _ in range(count)]
+    table = torch.arange(batch * pages, dtype=torch.int32, device=device).view(batch, pages)
+
+    def build(positions: int) -> tuple[Forward, torch.Tensor]:
+        if positions > MAX_POSITIONS:
+            raise Unsupported(f"the KV cache was made for {MAX_POSITIONS} new positions, not {positions}")
+        drawn = (batch, positions, attention.heads, dim)
+        q = torch.randn(drawn, generator=generator, device=device, dtype=dtype)
+        compute = plan(positions, table, torch.full((batch,), context + positions, dtype=torch.int32, device=device))
+        turn = cycle(banks)
+
+        def run() -> torch.Tensor:
+            return compute(q, *next(turn))
+
+        return run, q
+
+    def check(positions: int) -> str:
+        run, q = build(positions)
+        k, v = (t.view(batch, pages * page, kv_heads, dim)[:, : context + positions].transpose(1, 2) for t in banks[0])
+        expected = correctness.attention(q.transpose(1, 2), k, v, causal=True)
+        return correctness.wrong(run(), expected.transpose(1, 2))
+
+    return Prepared(lambda positions: build(positions)[0], bank_bytes, bank_bytes * count, kernel, count, check)

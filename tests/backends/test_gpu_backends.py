@@ -1,0 +1,240 @@
+"""GPU backends without a GPU: stand-ins with the frameworks' signatures compute on the CPU, and every check finds them right.
+
+The calls themselves are held to the sources of each release in test_contracts.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from pytest_nfp import backends
+from pytest_nfp.backends import correctness, places
+from pytest_nfp.cases import Backend, Case
+from pytest_nfp.catalog import Attention, Dense, Model, Moe
+
+EXPERTS = Model(name="m", hidden=32, moe=Moe(experts=8, top_k=2, width=48), source="t")
+MOE = Case("h200", Backend("vllm", "0.33.0"), "moe", EXPERTS, "bf16", top_k=2, routing="balanced")
+HEADS = Model(name="a", hidden=64, attention=Attention(heads=4, kv_heads=2, head_dim=16), source="t")
+ATTENTION = Case("h200", Backend("flash-attn", "2.8.3"), "attention", HEADS, "bf16", batch=2, context=40)
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "device_of", lambda case: "cpu")
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
+    """A module of that name with this content, and its packages."""
+    parts = name.split(".")
+    for i in range(1, len(parts)):
+        parent = ".".join(parts[:i])
+        if parent not in sys.modules:
+            monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+    found = ModuleType(name)
+    found.__dict__.update(content)
+    monkeypatch.setitem(sys.modules, name, found)
+    if len(parts) > 1:
+        monkeypatch.setattr(sys.modules[".".join(parts[:-1])], parts[-1], found, raising=False)
+
+
+def compute(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, weights: Any, ids: Any) -> torch.Tensor:
+    assert (weights.dtype, ids.dtype) == (torch.float32, torch.int32)
+    return correctness.experts(x, w1, w2, ids, weights).to(x.dtype)
+
+
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    module(
+        monkeypatch,
+        "vllm.model_executor.layers.fused_moe.fused_moe",
+        fused_experts=lambda hidden_states, w1, w2, topk_weights, topk_ids, inplace=False: compute(
+            hidden_states, w1, w2, topk_weights, topk_ids
+        ),
+        try_get_optimal_moe_config=lambda w1_shape, w2_shape, top_k, dtype, M: {
+            "BLOCK_SIZE_M": 16 if M <= 32 else 64,
+            "E": w1_shape[0],
+            "N": w2_shape[2],
+        },
+    )
+
+
+class TopK(NamedTuple):
+    """SGLang's StandardTopKOutput."""
+
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+    router_logits: torch.Tensor
+
+
+def sglang(monkeypatch: pytest.MonkeyPatch, place: str) -> list[Any]:
+    """SGLang with its fused experts at this place; what its server arguments were set to."""
+    set_to: list[Any] = []
+
+    def fused_experts(hidden_states: Any, w1: Any, w2: Any, topk_output: TopK, moe_runner_config: Any) -> torch.Tensor:
+        assert set_to, "the kernel asks for the server's arguments"
+        assert moe_runner_config.inplace is False
+        return compute(hidden_states, w1, w2, topk_output.topk_weights, topk_output.topk_ids)
+
+    module(monkeypatch, place, fused_experts=fused_experts)
+    module(monkeypatch, "sglang.srt.layers.moe.moe_runner.base", MoeRunnerConfig=SimpleNamespace)
+    module(monkeypatch, "sglang.srt.layers.moe.topk", StandardTopKOutput=TopK)
+    module(
+        monkeypatch,
+        "sglang.srt.server_args",
+        ServerArgs=SimpleNamespace,
+        set_global_server_args_for_scheduler=set_to.append,
+    )
+    return set_to
+
+
+def pages_of(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
+    """[H_kv, length, D] of one request."""
+    return cache[table.long()].flatten(0, 1)[:length].transpose(0, 1)
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, block_table: Any, causal: bool, num_splits: int
+) -> torch.Tensor:
+    assert causal
+    assert num_splits == 0
+    out = []
+    for i, length in enumerate(cache_seqlens.tolist()):
+        k, v = (pages_of(c, block_table[i], length)[None] for c in (k_cache, v_cache))
+        out.append(correctness.attention(q[i : i + 1].transpose(1, 2), k, v, causal=True).transpose(1, 2))
+    return torch.cat(out).to(q.dtype)
+
+
+class Wrapper:
+    """FlashInfer's prefill wrapper."""
+
+    def __init__(self, workspace: torch.Tensor, layout: str, backend: str) -> None:
+        assert layout == "NHD"
+        self.backend = backend
+
+    def plan(self, **given: Any) -> None:
+        """Keep what was planned."""
+        self.given = given
+
+    def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Attention of what was planned."""
+        g = self.given
+        assert q.shape[1:] == (g["num_qo_heads"], g["head_dim_qk"])
+        out = torch.empty_like(q)
+        for i in range(len(g["qo_indptr"]) - 1):
+            first, last = g["qo_indptr"][i : i + 2].tolist()
+            start, end = g["paged_kv_indptr"][i : i + 2].tolist()
+            length = (end - start - 1) * g["page_size"] + int(g["paged_kv_last_page_len"][i])
+            k, v = (pages_of(c, g["paged_kv_indices"][start:end], length)[None] for c in paged_kv_cache)
+            mine = correctness.attention(q[first:last].transpose(0, 1)[None], k, v, causal=g["causal"])
+            out[first:last] = mine[0].transpose(0, 1).to(q.dtype)
+        return out
+
+
+def check(case: Case) -> backends.Prepared:
+    prepared = backends.prepare(case, 0, 10**5)
+    assert prepared.check is not None
+    assert [prepared.check(n) for n in (1, 2, 17)] == ["", "", ""]
+    assert prepared.bytes_rotated - prepared.bytes_per_forward >= 2 * 10**5
+    return prepared
+
+
+@pytest.mark.parametrize("routing", ["balanced", "skewed", "uniform"])
+def test_vllms_fused_experts(monkeypatch: pytest.MonkeyPatch, routing: str) -> None:
+    """By the five arguments that every release takes; the selector's own configuration is there for the record."""
+    vllm(monkeypatch)
+    prepared = check(replace(MOE, routing=routing, batch=3))
+    assert prepared.setting is not None
+    assert prepared.setting(11) == {"BLOCK_SIZE_M": 64, "E": 8, "N": 48}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe",
+        "sglang.srt.layers.moe.fused_moe_triton.fused_moe",
+    ],
+)
+def test_sglangs_fused_experts_lie_in_two_places(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """From 0.5.12 and before; the server's arguments are set, x is not overwritten."""
+    set_to = sglang(monkeypatch, place)
+    check(replace(MOE, backend=Backend("sglang", "0.5.23")))
+    assert set_to[0].model_path == "dummy"
+
+
+def test_a_newer_sglang_takes_its_arguments_from_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 0.5.16: published through the context, not by the old setter."""
+    set_to = sglang(monkeypatch, "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe")
+
+    class Context:
+        def override_server_args(self) -> SimpleNamespace:
+            return SimpleNamespace(install=lambda: set_to.append("installed"))
+
+    module(monkeypatch, "sglang.srt.runtime_context", get_context=Context, RuntimeContext=Context)
+    check(replace(MOE, backend=Backend("sglang", "0.5.23")))
+    assert set_to == ["installed"]
+
+
+def test_an_sglang_without_its_experts_says_where_they_were_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that moved them; and a dependency that is missing is the reason itself."""
+    sglang(monkeypatch, "sglang.srt.layers.moe.elsewhere")
+    case = replace(MOE, backend=Backend("sglang", "0.6.0"))
+    with pytest.raises(backends.Unsupported, match="this SGLang has its fused experts in none of"):
+        backends.prepare(case, 0, 1000)
+
+
+def test_flash_attn_over_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GQA, two requests, causal; its own split heuristic."""
+    module(monkeypatch, "flash_attn", flash_attn_with_kvcache=flash_attn_with_kvcache)
+    assert check(ATTENTION).kernel == "flash_attn_with_kvcache"
+
+
+@pytest.mark.parametrize(("gpu", "backend"), [("h200", "fa3"), ("a100", "fa2"), ("b200", "fa2")])
+def test_flashinfer_names_its_backend(monkeypatch: pytest.MonkeyPatch, gpu: str, backend: str) -> None:
+    """FA3 on Hopper, FA2 elsewhere: in the kernel's name."""
+    module(monkeypatch, "flashinfer", BatchPrefillWithPagedKVCacheWrapper=Wrapper)
+    case = replace(ATTENTION, gpu=gpu, backend=Backend("flashinfer-python", "0.5.3"))
+    assert check(case).kernel == f"flashinfer.prefill[{backend}]"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_torchs_gemms_on_a_gpu(dtype: str) -> None:
+    """One kernel: the vendor's."""
+    model = Model(name="d", hidden=64, dense=Dense(width=96), source="t")
+    assert check(Case("h200", Backend("torch", "2.13.0"), "dense", model, dtype)).kernel == "torch.matmul"
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (replace(MOE, dtype="fp8"), "no forward is built for fp8 weights; there are fp32, bf16, fp16"),
+        (replace(MOE, gpu="cpu", backend=Backend("sglang", "0.5.23")), "SGLang's fused experts run on a GPU alone"),
+        (replace(ATTENTION, gpu="cpu"), "flash-attn runs on a GPU alone"),
+        (replace(ATTENTION, gpu="cpu", backend=Backend("flashinfer-python", "1")), "FlashInfer runs on a GPU alone"),
+        (replace(ATTENTION, backend=Backend("vllm", "1")), "asked as flash-attn or flashinfer"),
+        (replace(MOE, backend=Backend("sglang", "0.5.23")), "sglang can't be imported here: No module named 'sglang'"),
+    ],
+)
+def test_what_can_not_run_here_says_why(monkeypatch: pytest.MonkeyPatch, case: Case, reason: str) -> None:
+    """One reason each, and the run goes on."""
+    vllm(monkeypatch)
+    with pytest.raises(backends.Unsupported, match=reason):
+        backends.prepare(case, 0, 1000)
+
+
+def test_weights_that_do_not_fit_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The framework's own first line, with the bytes that it asked for."""
+    vllm(monkeypatch)
+
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 96.00 GiB.\nGPU 0 has ...")
+
+    monkeypatch.setattr(torch, "randn", no_memory)
+    with pytest.raises(
+        backends.Unsupported, match=r"^vllm can't be prepared: CUDA out of memory. Tried .* 96.00 GiB\.$"
+    ):
+        backends.prepare(MOE, 0, 1000)

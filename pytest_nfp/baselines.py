@@ -44,14 +44,14 @@ class Term(_Strict):
 
 
 class PredictedTerms(_Strict):
-    """Both predictors' answers."""
+    """Both predictors' answers; the principle has none under drawn or replayed routing."""
 
-    principle: Term
+    principle: Term | None = None
     tile_roofline: Term
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """As `Predicted.as_dict` gives it."""
-        return {name: _without_interval(term) for name, term in self.model_dump(mode="json").items()}
+        return _terms(self.model_dump(mode="json"))
 
 
 class Measured(_Strict):
@@ -201,13 +201,17 @@ def new_file(gpu: str, backend: Backend, subject: str) -> BaselineFile:
     )
 
 
+def _terms(predicted: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: _without_interval(term) for name, term in predicted.items() if term is not None}
+
+
 def _without_interval(term: dict[str, Any]) -> dict[str, Any]:
     return term if term["interval"] is not None else {k: v for k, v in term.items() if k != "interval"}
 
 
 def _without_nothing(case: dict[str, Any]) -> dict[str, Any]:
     if case["predicted"] is not None:
-        case["predicted"] = {name: _without_interval(term) for name, term in case["predicted"].items()}
+        case["predicted"] = _terms(case["predicted"])
     measured = case["measured"]
     if measured is not None:
         for name in ("because", "timer", "runs"):

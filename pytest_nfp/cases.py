@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,6 +23,8 @@ CPU_KERNELS: dict[Module, tuple[str, ...]] = {
     "moe": ("grouped_mm",),
     "attention": ("sdpa",),
 }
+ROUTINGS: tuple[Routing, ...] = ("balanced", "skewed")
+"""Upper and lower bound of what N_max can be, by the principle."""
 BYTES_PER_ELEMENT = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "fp8-block": 1.0, "int4": 0.5}
 
 
@@ -128,8 +130,10 @@ def frameworks(module: Module, gpu: str) -> list[str]:
     return [*FRAMEWORKS[module], *(f for f in own if f not in ours)]
 
 
-def expand(gpu: str, backend: Backend, module: Module, subject: Model) -> Iterator[Case]:
-    """Every case of a module of a subject by one backend, on the subject's own grid."""
+def expand(
+    gpu: str, backend: Backend, module: Module, subject: Model, routings: Sequence[Routing] = ROUTINGS
+) -> Iterator[Case]:
+    """Every case of a module of a subject by one backend, on the subject's own grid; of experts, under these routings."""
     if module == "own" or backend.framework not in frameworks(module, gpu) or getattr(subject, module) is None:
         return
     if module == "dense" and subject.moe is not None:
@@ -146,5 +150,5 @@ def expand(gpu: str, backend: Backend, module: Module, subject: Model) -> Iterat
                     yield from (replace(case, context=context) for context in subject.context)
             elif subject.moe is not None:
                 for top_k in subject.top_k or (subject.moe.top_k,):
-                    for routing in ("balanced", "skewed"):
+                    for routing in routings:
                         yield replace(case, top_k=top_k, routing=routing)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_nfp.cases import Case
+from pytest_nfp.cases import ROUTINGS, Case
 from pytest_nfp.catalog import Model
 from pytest_nfp.granularity import Granularity
 from pytest_nfp.granularity.query import MAX_COUNT
@@ -81,20 +81,21 @@ def datasheet(peak_flops: float, bandwidth: float) -> Figures:
 class Predicted:
     """Both predictors, always named. n_idle may be infinite: unbounded.
 
-    A forward that a user's test brings has neither idle compute nor a tile roofline: both are None.
+    A forward that a user's test brings has neither idle compute nor a tile roofline: both are None. So is the principle
+    under drawn or replayed routing: its closed form bounds it by balanced and skewed.
     """
 
     n_idle: float | None
-    principle: ClosedForm
+    principle: ClosedForm | None
     tile_roofline: Prediction | None
     basis: str
     is_interval: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """As baselines store it: whole positions and limiting modules, with the interval of a calibrated N_max."""
-        terms: dict[str, dict[str, Any]] = {
-            "principle": {"n_max": self.principle.n_max, "limiting": self.principle.limiting}
-        }
+        terms: dict[str, dict[str, Any]] = {}
+        if self.principle is not None:
+            terms["principle"] = {"n_max": self.principle.n_max, "limiting": self.principle.limiting}
         if self.tile_roofline is not None:
             roofline = self.tile_roofline
             terms["tile_roofline"] = {"n_max": roofline.n_max, "limiting": roofline.limiting}
@@ -227,7 +228,8 @@ def gemm_latency(rows: int, n: int, k: int, bytes_per_element: float, figures: F
 
 def predict_case(case: Case, figures: Figures, granularity: Granularity | None, tolerance: float = 0.20) -> Predicted:
     """Both predictors for one module. granularity None: the kernel has no tile rule (dense GEMMs)."""
-    terms = principle_terms(case, figures.balance, granularity)
+    is_bounded = case.routing in (None, *ROUTINGS)
+    terms = principle_terms(case, figures.balance, granularity) if is_bounded else {}
     edges, base = edge_positions(case, granularity), case.baseline_positions
     if figures.spread is not None:
         latencies = {case.module: module_latency(case, figures, granularity)}
@@ -235,11 +237,12 @@ def predict_case(case: Case, figures: Figures, granularity: Granularity | None, 
     else:
         work = {case.module: module_work(case, granularity)}
         roofline = predict_boundary(work, figures.calibration, tolerance, base, edges=edges)
-    if not terms:
+    if is_bounded and not terms:
         # Nothing bounds the module in the closed form: the end of the range that was looked at is what can be said.
         terms = {case.module: roofline.points[-1].positions}
     n_idle = idle_compute(case, figures.balance)
-    return Predicted(n_idle, closed_form(**terms), roofline, figures.basis, figures.spread is not None)
+    principle = closed_form(**terms) if terms else None
+    return Predicted(n_idle, principle, roofline, figures.basis, figures.spread is not None)
 
 
 def grid(baseline_positions: int, edges: Sequence[int], last: int = MAX_COUNT) -> list[int]:

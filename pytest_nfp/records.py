@@ -64,6 +64,7 @@ class CaseRecord(_Strict):
     kernels: dict[Whole, str] = {}
     modes: dict[Whole, str] = {}
     settings: dict[Whole, str] = {}
+    active_experts: dict[Whole, Whole] = {}
     plateaus: list[tuple[Whole, Whole, float]] = []
     samples: dict[Whole, list[float]] = {}
 

@@ -24,8 +24,10 @@ from pytest_nfp.measure.sweep import Interrupted
 from pytest_nfp.predict import Figures, Predicted, edge_positions, gemm_shapes, predict_case
 from pytest_nfp.principle import Boundary, ClosedForm, sensitivity
 from pytest_nfp.principle.plateaus import plateaus
+from pytest_nfp.principle.routing import Routing
 from pytest_nfp.records import CaseRecord, Question, Record, TestResult
 from pytest_nfp.settings import Settings
+from pytest_nfp.traces import parse_routing
 from pytest_nfp.verdict import (
     Verdict,
     agreement,
@@ -92,6 +94,14 @@ class Session:
             backend = parse_backend(text)
             if backend.release:
                 self._check_release(backend)
+        self.routings()
+
+    def routings(self) -> list[Routing]:
+        """--nfp-routing. Raises UnknownName for one that is none, FileError for a trace that can't be used."""
+        try:
+            return [parse_routing(text) for text in self.settings.routing]
+        except ValueError as error:
+            raise UnknownName(f"--nfp-routing: {error}") from None
 
     def _check_release(self, backend: Backend) -> None:
         stored = {b for g in catalog.gpus() for b in baselines.stored_backends(self.baseline_folder, g.name)}
@@ -186,13 +196,14 @@ class Session:
         Granularity needs a tile rule; a CPU's prediction is calibrated on the machine, so its boundary alone is asked.
         """
         found: list[Case] = []
+        routings = self.routings()
         for gpu in self.gpus():
             if (gpu == "cpu" and question != "boundary") or (question == "granularity" and module == "dense"):
                 continue
             for backend in self.backends_for(gpu, module):
                 subjects = [catalog.model(n) for n in models] if models else self.subjects_for(gpu, backend)
                 for subject in subjects:
-                    for case in expand(gpu, backend, module, subject):
+                    for case in expand(gpu, backend, module, subject, routings):
                         found += self._as_recorded(case)
         keep = [
             c
@@ -390,10 +401,11 @@ class Session:
             agrees, because = True, ""
             if predicted is not None:
                 expected = held_to(predicted, figures, curve)
-                ends = expected.low, expected.high
-                agrees = agreement(case, curve, boundary, *ends, self.settings.match_tolerance) == "agrees"
-                cause = figures.cause if figures is not None else ""
-                because = cause or explain(case, curve, boundary, expected.n_max, granularity)
+                if expected is not None:
+                    ends = expected.low, expected.high
+                    agrees = agreement(case, curve, boundary, *ends, self.settings.match_tolerance) == "agrees"
+                    cause = figures.cause if figures is not None else ""
+                    because = cause or explain(case, curve, boundary, expected.n_max, granularity)
             runs = self._runs(case, granularity, curve, boundary)
             entry = self._update_case(case)
             entry.measured = baselines.measured_of(curve, boundary, agrees, because, runs)
@@ -443,6 +455,8 @@ class Session:
                     if hot:
                         device.rest(min(COOLING_S, curve.counts["seconds"]))
                     curve = measured(RESTING if hot else 1.0)
+            if prepared.active is not None:
+                curve = replace(curve, active_experts={p.positions: prepared.active(p.positions) for p in curve.points})
             if prepared.setting is not None:
                 curve = replace(
                     curve, settings={p.positions: _setting(prepared.setting, p.positions) for p in curve.points}
@@ -655,7 +669,8 @@ class Session:
             record.n_idle_unbounded = predicted.n_idle is not None and record.n_idle is None
             record.predicted = predicted.as_dict()
             record.basis = predicted.basis
-            record.n_max = predicted.principle.n_max
+            n_max = predicted.principle or predicted.tile_roofline
+            record.n_max = None if n_max is None else n_max.n_max
         if granularity is not None:
             record.granularity = {
                 "kernel": granularity.kernel,
@@ -678,6 +693,7 @@ class Session:
             record.source, record.kernel = curve.source, curve.kernel
             record.counts, record.trust, record.timer = curve.counts, curve.trust, curve.timer
             record.kernels, record.modes, record.settings = curve.kernels, curve.modes, curve.settings
+            record.active_experts = curve.active_experts
             record.plateaus = [(p.first, p.last, round(p.latency_us, 2)) for p in plateaus(curve.points)]
             record.samples = {n: [round(s, 2) for s in samples] for n, samples in curve.samples.items()}
             record.baseline_positions = curve.baseline_positions

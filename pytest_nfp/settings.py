@@ -110,6 +110,13 @@ OPTIONS = (
         "model(s): catalog names or paths of a Hugging Face config.json; repeatable",
         repeatable=True,
     ),
+    Option(
+        "routing",
+        ("balanced", "skewed"),
+        _names,
+        "routing(s) of experts: balanced and skewed (default), uniform, trace:FILE (a CSV line token,expert,... a token)",
+        repeatable=True,
+    ),
     Option("dtype", None, str, "keep the cases of this dtype, such as bf16"),
     Option("tolerance", 0.20, _share, "epsilon: allowed relative increase of latency over T(N0) (default 0.2)"),
     Option("match-tolerance", 0.15, _share, "allowed relative distance of a boundary from its prediction and baseline"),
@@ -160,6 +167,7 @@ class Settings:
     gpu: tuple[str, ...] = ("auto",)
     backend: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
+    routing: tuple[str, ...] = ("balanced", "skewed")
     dtype: str | None = None
     tolerance: float = 0.20
     match_tolerance: float = 0.15

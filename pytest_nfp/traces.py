@@ -1,4 +1,4 @@
-"""Routing traces: which experts each token of a real run was sent to, as a CSV file `token,expert,expert,...`."""
+"""Routings by name, and routing traces: which experts each token of a real run was sent to, `token,expert,expert,...`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ import csv
 from pathlib import Path
 
 from pytest_nfp.files import FileError
-from pytest_nfp.principle.routing import Replay
+from pytest_nfp.principle.routing import Replay, Routing, check_routing
+
+TRACE = "trace:"
+
+
+def parse_routing(text: str) -> Routing:
+    """A routing by its name, or `trace:FILE`. Raises ValueError for an unknown one, FileError for a trace that can't be used."""
+    if text.startswith(TRACE):
+        return read_trace(Path(text.removeprefix(TRACE)))
+    try:
+        return check_routing(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; or trace:FILE with a line `token,expert,expert,...` for each token") from None
 
 
 def read_trace(path: Path) -> Replay:

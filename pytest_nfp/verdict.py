@@ -89,7 +89,8 @@ def gate_by_boundary(
     if granularity.kernel != baseline.kernel or case is None or case.predicted is None:
         return verdict
     before = case.predicted.as_dict()
-    if any(has_moved(before[predictor], term) for predictor, term in predicted.as_dict().items()):
+    now = predicted.as_dict()
+    if now.keys() != before.keys() or any(has_moved(before[predictor], term) for predictor, term in now.items()):
         return verdict
     return Verdict("PASS", tuple(f"warning, as it moves no predicted boundary: {r}" for r in verdict.reasons))
 
@@ -97,11 +98,12 @@ def gate_by_boundary(
 def effect_in_words(predicted: Predicted, baseline: CaseBaseline | None) -> str:
     """ "N_max 64 to 32 by the principle (branch), 176 to 512 by the tile roofline"."""
     if baseline is None or baseline.predicted is None:
-        return f"N_max is {predicted.principle.n_max} by the principle"
+        said = [f"{term_in_words(t)} by the {p.replace('_', ' ')}" for p, t in predicted.as_dict().items()]
+        return f"N_max is {', '.join(said[:1])}"
     parts = []
     now, before = predicted.as_dict(), baseline.predicted.as_dict()
     for predictor, term in now.items():
-        old, new = term_in_words(before[predictor]), term_in_words(term)
+        old, new = (term_in_words(t) if t else "unknown" for t in (before.get(predictor), term))
         change = f"{old} to {new}" if old != new else f"stays {new}"
         parts.append(f"{change} by the {predictor.replace('_', ' ')} ({term['limiting']} limits)")
     return "N_max " + ", ".join(parts)
@@ -118,9 +120,8 @@ def judge_prediction(
         return Verdict("PASS")
     cause = f" because of {'; '.join(changes)}" if changes else ""
     changed = f"against {baseline_name}: {effect_in_words(predicted, baseline)}{cause}"
-    if not changes and not any(
-        has_moved(before[name], term) or before[name]["limiting"] != term["limiting"] for name, term in now.items()
-    ):
+    same_terms = now.keys() == before.keys() and all(before[p]["limiting"] == t["limiting"] for p, t in now.items())
+    if not changes and same_terms and not any(has_moved(before[p], t) for p, t in now.items()):
         return Verdict("PASS", (f"warning: the prediction changed within its interval {changed}",))
     return Verdict("FAIL", (f"prediction changed {changed}",))
 
@@ -155,17 +156,20 @@ class Expected:
         return f"{self.predictor} {self.n_max}{interval}"
 
 
-def held_to(predicted: Predicted, figures: Figures | None, curve: Curve) -> Expected:
-    """The tile roofline where it is calibrated, else the closed form.
+def held_to(predicted: Predicted, figures: Figures | None, curve: Curve) -> Expected | None:
+    """The tile roofline where it is calibrated, else the closed form; None where neither says anything.
 
     A recorded curve is held to the closed form: GPU calibrations were fitted on such curves, so agreeing would prove
     nothing. So is a GPU whose calibration was carried over from another one, which nothing has proven.
     """
-    n, roofline = predicted.principle.n_max, predicted.tile_roofline
+    roofline, principle = predicted.tile_roofline, None
+    if predicted.principle is not None:
+        n = predicted.principle.n_max
+        principle = Expected("principle", n, n, n)
     if figures is None or figures.basis == "datasheet" or roofline is None:
-        return Expected("principle", n, n, n)
+        return principle
     if figures.kernel is not None and (curve.kind == "recorded" or not figures.is_proven):
-        return Expected("principle", n, n, n)
+        return principle
     if predicted.is_interval:
         return Expected("tile roofline", roofline.n_max, *roofline.boundary.n_max_interval)
     return Expected("tile roofline", roofline.n_max, roofline.n_max, roofline.n_max)
@@ -238,6 +242,8 @@ def _against_prediction(
     if predicted is None:
         return None
     expected = held_to(predicted, figures, curve)
+    if expected is None:
+        return None
     predictor, n = expected.predictor, expected.n_max
     if _is_capped(boundary, curve):
         # Where the kernel refuses to go on, its latency says no more than: at least so far.

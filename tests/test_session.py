@@ -16,9 +16,9 @@ from pytest_nfp.backends import Prepared
 from pytest_nfp.baselines import BaselineFile
 from pytest_nfp.cases import Backend, Case, expand
 from pytest_nfp.catalog import UnknownName
-from pytest_nfp.files import read_yaml
+from pytest_nfp.files import FileError, read_yaml
 from pytest_nfp.granularity import artifacts, granularity_of
-from pytest_nfp.predict import datasheet
+from pytest_nfp.predict import datasheet, predict_case
 from pytest_nfp.session import Session, positions_to_measure, reach_of
 from pytest_nfp.settings import Settings
 from pytest_nfp.testing import Noise, Simulated, staircase
@@ -154,7 +154,7 @@ def test_the_gate_may_look_at_the_boundary_alone(
     stored.granularity = {k: t.model_copy(update={"tiles": tiles}) for k, t in stored.granularity.items()}
     moved = tiles[0][1] != 256
     for entry in stored.cases.values():
-        if moved and entry.predicted is not None:
+        if moved and entry.predicted is not None and entry.predicted.principle is not None:
             entry.predicted.principle.n_max = 128
     baselines.write(tmp_path, [(Backend("vllm", "0.9.1"), stored)])
     for gate, outcome in (("any", any_change), ("boundary", boundary)):
@@ -236,6 +236,42 @@ def test_a_wrong_result_is_invalid_and_never_timed(monkeypatch: pytest.MonkeyPat
     assert v == Verdict("INVALID", ("N=64: kernel computes something else: the result is 1.0e-01 off",))
     assert asked == [1, 64]
     assert not s.cases[DENSE.id].curve
+
+
+def test_drawn_and_replayed_routing_are_cases_when_asked_for(tmp_path: Path) -> None:
+    """--nfp-routing: their own cases, held to no closed form; a trace by its file, and a name that is none is refused."""
+    trace = tmp_path / "t.csv"
+    trace.write_text("".join(f"{i},{i % 32},{(i + 1) % 32},{(i + 2) % 32},{(i + 3) % 32}\n" for i in range(64)))
+    asked: dict[str, object] = {"gpu": ("cpu",), "model": ("moe-ffn-32x1024x768",), "measure": "none"}
+    s = session(routing=("uniform", f"trace:{trace}"), **asked)
+    cases = s.expand("boundary", "moe")
+    assert [c.key for c in cases if c.backend.framework == "torch"] == [
+        "moe-fp32-grouped_mm-b1-k4-uniform",
+        "moe-fp32-grouped_mm-b1-k4-trace",
+    ]
+    assert {c.baseline_positions for c in cases} == {1}
+    predicted = predict_case(cases[0], datasheet(1e12, 1e11), None)
+    assert predicted.principle is None
+    assert set(predicted.as_dict()) == {"tile_roofline"}
+    with pytest.raises(UnknownName, match="--nfp-routing: unknown routing 'random'"):
+        session(routing=("random",), **asked).check_names()
+    with pytest.raises(FileError, match=r"nowhere\.csv: can't be read"):
+        session(routing=("trace:nowhere.csv",), **asked).check_names()
+
+
+def test_a_measured_curve_holds_its_active_experts_and_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What one forward read, and what the framework's selector gave, at every N that was measured."""
+    s = simulated(monkeypatch, [Simulated(staircase(4))], tmp_path)
+    prepared = Prepared(
+        Simulated(staircase(4)).forward, 1, 100, "kernel", 1, None, lambda n: {"BLOCK_SIZE_M": 16 * n}, lambda n: 4 * n
+    )
+    monkeypatch.setattr(backends, "prepare", lambda case, seed, cache: prepared)
+    s.check_boundary(DENSE)
+    record = s.cases[DENSE.id]
+    assert record.active_experts == {n: 4 * n for n, _ in record.curve}
+    assert record.settings[2] == "BLOCK_SIZE_M=32"
 
 
 def test_experts_that_are_all_streamed_claim_no_n_max(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ class Prepared:
     again, to be held against the cache size. kernel: the operator by name. turns: forwards after which the banks begin
     again. check: what is wrong with the result at N positions, empty if nothing; None where there is no reference.
     setting: the tile configuration that the framework's own selector returns at N positions, where it has one.
+    active: how many experts a forward of N positions reads.
     """
 
     forward: Callable[[int], Forward]
@@ -40,6 +41,7 @@ class Prepared:
     turns: int
     check: Callable[[int], str] | None = None
     setting: Callable[[int], dict[str, Any]] | None = None
+    active: Callable[[int], int] | None = None
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pytest_nfp.backends import Forward, Prepared, banks_needed, correctness, places
+from pytest_nfp.backends.routes import active as active_of
 from pytest_nfp.backends.routes import expert_ids, starts
 from pytest_nfp.cases import Case
 
@@ -70,4 +71,5 @@ def prepare(
         count * moe.experts,
         check,
         None if setting is None else lambda positions: setting(case.batch * positions),
+        active_of(case, seed),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from pytest_nfp.backends import Unsupported
@@ -42,3 +44,8 @@ def starts(case: Case, positions: int) -> list[int]:
     assert moe is not None and top_k is not None
     step = top_k if case.routing == "skewed" else min(moe.experts, case.batch * positions * top_k)
     return list(dict.fromkeys((i * step) % moe.experts for i in range(moe.experts)))
+
+
+def active(case: Case, seed: int) -> Callable[[int], int]:
+    """How many experts a forward reads, by its number of positions."""
+    return lambda positions: len(expert_ids(case, positions, 0, seed).unique())

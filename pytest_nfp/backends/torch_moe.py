@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 
 from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
+from pytest_nfp.backends.routes import active as active_of
 from pytest_nfp.backends.routes import expert_ids, starts
 from pytest_nfp.cases import Case
 
@@ -67,4 +68,5 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         "torch.grouped_mm",
         count * moe.experts,
         check,
+        active=active_of(case, seed),
     )

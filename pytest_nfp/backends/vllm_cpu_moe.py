@@ -8,6 +8,7 @@ import torch
 from vllm import _custom_ops as ops
 
 from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
+from pytest_nfp.backends.routes import active as active_of
 from pytest_nfp.backends.routes import expert_ids, starts
 from pytest_nfp.cases import Case
 
@@ -70,4 +71,5 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         "vllm.cpu_fused_moe",
         count * moe.experts,
         check,
+        active=active_of(case, seed),
     )

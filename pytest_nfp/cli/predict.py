@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pytest_nfp import calibrated, catalog
@@ -24,12 +23,11 @@ from pytest_nfp.predict import (
     predict_model,
 )
 from pytest_nfp.principle.boundary import bracketed
-from pytest_nfp.principle.routing import Replay, Routing, check_routing
+from pytest_nfp.principle.routing import Replay, Routing
 from pytest_nfp.records import finite
-from pytest_nfp.traces import read_trace
+from pytest_nfp.traces import parse_routing
 from pytest_nfp.verdict import term_in_words
 
-TRACE = "trace:"
 OWN_ATTENTION = {"vllm": "flash-attn", "sglang": "flashinfer-python"}
 
 
@@ -148,7 +146,7 @@ def run(given: argparse.Namespace) -> int:
     modules = [(case, g, calibrated.figures_of(case, g)) for case, g in pairs]
     predicted = predict_model(modules, given.tolerance)
     terms, roofline = predicted.principle, predicted.tile_roofline
-    assert roofline is not None and predicted.n_idle is not None
+    assert terms is not None and roofline is not None and predicted.n_idle is not None
     answer: dict[str, Any] = {
         "gpu": gpu.name,
         "model": cases[0].subject.name,
@@ -257,14 +255,10 @@ def _curve(given: argparse.Namespace) -> int:
 
 def _routing(text: str) -> Routing:
     """--routing. Raises UnknownName, FileError."""
-    if text.startswith(TRACE):
-        return read_trace(Path(text.removeprefix(TRACE)))
     try:
-        return check_routing(text)
+        return parse_routing(text)
     except ValueError as error:
-        raise UnknownName(
-            f"--routing {error}; or trace:FILE with a line `token,expert,expert,...` for each token"
-        ) from None
+        raise UnknownName(f"--routing {error}") from None
 
 
 def _parallel(given: argparse.Namespace) -> Parallel:

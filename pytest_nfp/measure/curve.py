@@ -18,7 +18,7 @@ class Curve:
     points: latency and the interval of T(N)/T(N0). kind: measured or recorded. timer: the clock that it was read from.
     invalid: why the measurement is not to be trusted, empty if nothing speaks against it. unsupported: N -> why the
     kernel refused it. kernels and modes: what ran at each N and in which graph mode, where that is known. settings: the
-    tile configuration that the framework's own selector gave at each N. samples: single latencies for each N, kept on
+    tile configuration that the framework's own selector gave at each N. active_experts: that one forward read. samples: single latencies for each N, kept on
     request. partial: interrupted.
     """
 
@@ -36,6 +36,7 @@ class Curve:
     kernels: dict[int, str] = field(default_factory=dict)
     modes: dict[int, str] = field(default_factory=dict)
     settings: dict[int, str] = field(default_factory=dict)
+    active_experts: dict[int, int] = field(default_factory=dict)
     samples: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
     @property

@@ -6,13 +6,14 @@ from functools import lru_cache
 
 from pytest_nfp import catalog
 from pytest_nfp.cases import Case
-from pytest_nfp.catalog import CALIBRATIONS
+from pytest_nfp.catalog import CALIBRATIONS, UnknownName
 from pytest_nfp.files import read_yaml
 from pytest_nfp.granularity import Granularity
 from pytest_nfp.predict import Figures, datasheet
 from pytest_nfp.principle import Calibration
 from pytest_nfp.recordings import residuals
 from pytest_nfp.recordings.fit import CalibrationsFile, Fitted
+from pytest_nfp.recordings.library import KERNELS
 
 STAND_INS = {"h800": "h100", "a800": "a100"}
 """GPUs of equal datasheet peak and bandwidth, whose calibration is used in their place, always by name."""
@@ -36,6 +37,17 @@ def kernel_of(case: Case, granularity: Granularity | None) -> str:
         return "gemm"
     kernel = granularity.kernel if granularity is not None else "unknown"
     return "triton" if kernel == "unknown" and case.module == "moe" else kernel
+
+
+def kernel_named(text: str) -> str:
+    """A calibrated kernel by its name, or by one that recordings give it. Raises UnknownName."""
+    if text in {c.kernel for c in calibrations()}:
+        return text
+    for kernel, sources in KERNELS.items():
+        if text in sources:
+            return kernel
+    known = sorted({c.kernel for c in calibrations()})
+    raise UnknownName(f"unknown kernel {text!r}: calibrated are {', '.join(known)}")
 
 
 @lru_cache(maxsize=256)

@@ -191,6 +191,7 @@ def test_an_experts_curve_by_hand_is_that_of_the_model(capsys: pytest.CaptureFix
         (["--gpu", "h200", "--backend", "flash-attn==2.8.3", "--model", "llada-2.1-mini"], "is no MoE backend"),
         ([*RELEASE, "--model", "llada-2.1-mini", "--routing", "random"], "--routing unknown routing 'random'"),
         ([*RELEASE, "--model", "llada-2.1-mini", "--routing", "trace:nowhere.csv"], "nowhere.csv: can't be read"),
+        ([*RELEASE, "--model", "llada-2.1-mini", "--kernel", "magic"], "unknown kernel 'magic': calibrated are"),
         ([*RELEASE, "--model", "llada-2.1-mini", "--tp", "3"], "can't be cut over 3 ranks"),
     ],
 )
@@ -230,6 +231,18 @@ def test_a_replayed_trace_is_a_curve_as_far_as_it_has_tokens(
     assert [p[:2] for p in replayed["points"]] == [p[:2] for p in skewed["points"]]
     uniform = curve(capsys, *model, "--routing", "uniform", "--end", "64")
     assert uniform["n_max"] < skewed["n_max"]
+
+
+def test_a_kernel_and_a_release_may_be_named_as_recordings_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table's kernel_source, a release beside its framework, and power_law_1.2 with underscores."""
+    model = ["--gpu", "h200", "--model", "llada-2.1-mini", "--end", "64"]
+    mine = curve(capsys, *model, "--backend", "vllm==0.24.0", "--kernel", "triton", "--routing", "power-law-1.2")
+    theirs = curve(
+        capsys, *model, "--backend", "vllm", "--release", "0.24.0", "--routing", "power_law_1.2",
+        "--kernel", "vllm_unquantizedfusedmoe_triton_tritonexperts",
+    )  # fmt: skip
+    assert mine == theirs
+    assert mine["kernel"] == "triton"
 
 
 def test_drawn_routing_has_no_closed_form(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,10 +53,9 @@ def add(commands: Any) -> None:
     predict.add_argument("--gpu", required=True, help="catalog name, such as h20")
     predict.add_argument("--model", help="catalog name, or path of a Hugging Face config.json")
     predict.add_argument(
-        "--backend",
-        "--release",
-        help="MoE framework and release, such as vllm==0.33.0; may be left out for dense models",
+        "--backend", help="MoE framework and release, such as vllm==0.33.0; may be left out for dense models"
     )
+    predict.add_argument("--release", help="the release alone, beside --backend FRAMEWORK; or the same as --backend")
     predict.add_argument("--attention", help="attention framework and release, such as flash-attn==2.8.3")
     predict.add_argument("--batch", type=positive, default=1, help="requests in the forward (default 1)")
     predict.add_argument("--context", type=positive, default=4096, help="cached tokens per request (default 4096)")
@@ -79,7 +78,9 @@ def add(commands: Any) -> None:
     for name in ("experts", "expert-width", "hidden", "gemm-n", "gemm-k", "tp", "end"):
         predict.add_argument(f"--{name}", type=positive, help=CURVE[name])
     predict.add_argument(
-        "--kernel", help="with --curve: the calibrated kernel, such as triton (default: the one that the release runs)"
+        "--kernel",
+        help="with --curve: a calibrated kernel, such as triton, by its name here or in recordings (default: the one that"
+        " the release runs)",
     )
     add_parallel(predict)
     add_artifacts(predict)
@@ -134,6 +135,8 @@ def _cases(given: argparse.Namespace) -> list[Case]:
 
 def run(given: argparse.Namespace) -> int:
     """Print the prediction. Raises UnknownName, RuleUnknown."""
+    if given.release:
+        given.backend = f"{given.backend}=={given.release}" if given.backend else given.release
     if given.curve:
         return _curve(given)
     if given.model is None:
@@ -202,6 +205,8 @@ def _curve(given: argparse.Namespace) -> int:
     """The predicted T(N) of one layer."""
     gpu = catalog.gpu(given.gpu)
     backend = release(given.backend, "--backend") if given.backend else None
+    if given.kernel:
+        given.kernel = calibrated.kernel_named(given.kernel)
     warnings: tuple[str, ...] = ()
     edges: list[int] = []
     if given.gemm_n or given.gemm_k:

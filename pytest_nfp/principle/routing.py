@@ -38,7 +38,8 @@ Routing = str | Replay
 
 
 def check_routing(name: str) -> str:
-    """The name itself. Raises ValueError for one that is none."""
+    """The name itself, with hyphens. Raises ValueError for one that is none."""
+    name = name.replace("_", "-")
     if name in ("balanced", "skewed", "uniform"):
         return name
     if name.startswith(POWER_LAW):

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from pytest_nfp import catalog
 from pytest_nfp.cases import Case
-from pytest_nfp.catalog import CALIBRATIONS, UnknownName
+from pytest_nfp.catalog import CALIBRATIONS, Gpu, UnknownName
 from pytest_nfp.files import read_yaml
 from pytest_nfp.granularity import Granularity
 from pytest_nfp.predict import Figures, datasheet
-from pytest_nfp.principle import Calibration
+from pytest_nfp.principle.routing import POWER_LAW, Routing
 from pytest_nfp.recordings import residuals
 from pytest_nfp.recordings.fit import CalibrationsFile, Fitted
 from pytest_nfp.recordings.library import KERNELS
 
 STAND_INS = {"h800": "h100", "a800": "a100"}
 """GPUs of equal datasheet peak and bandwidth, whose calibration is used in their place, always by name."""
+LIBRARIES = ("torch", "vllm", "sglang")
+"""Frameworks that call the vendor's GEMMs: where one has no GEMM calibration, another's stands in, by name."""
 CARRIED_OVER = {"h20": "h200"}
 """GPUs of the same architecture, whose calibration is scaled by the datasheet ratios of peak, bandwidth and processors."""
 
@@ -52,55 +55,66 @@ def kernel_named(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def figures(gpu: str, framework: str, kernel: str, dtype: str) -> Figures:
-    """What the predictors run on. Raises UnknownName for an unknown GPU, FileError for a broken catalog file.
-
-    The frameworks call the same GEMM libraries: where one has no GEMM calibration, the other's stands in, by name.
-    """
+    """What the predictors run on. Raises UnknownName for an unknown GPU, FileError for a broken catalog file."""
     device = catalog.gpu(gpu)
     peak, bandwidth = device.peak_flops_of(dtype), device.bandwidth
-    others = [f for f in ("vllm", "sglang") if f != framework] if kernel == "gemm" else []
+    others = [f for f in ("vllm", "sglang") if f != framework] if kernel == "gemm" and framework in LIBRARIES else []
     for source in (gpu, STAND_INS.get(gpu), CARRIED_OVER.get(gpu)):
         for name in (framework, *others):
             c = _find(source, name, kernel, dtype)
             if c is None:
                 continue
-            said = f"calibrated on {c.curves} recorded curves of {c.framework} on {c.gpu}, {c.error:.1%} median error on held-out shapes"
             if source == CARRIED_OVER.get(gpu):
-                base = catalog.gpu(c.gpu)
-                said = (
-                    f"{said}; carried over to {gpu} by the ratios of the datasheets, which no curve of {gpu} has proven"
-                )
-                moved = _carried_over(
-                    c.calibration(),
-                    peak / base.peak_flops_of(dtype),
-                    bandwidth / base.bandwidth,
-                    device.multiprocessors or c.processors,
-                )
-                return Figures(
-                    peak, bandwidth, moved, said, kernel=kernel, spread=c.spread, latency_spread=c.latency_spread
-                )
+                return _carried_over(c, device, dtype)
+            said = (
+                f"calibrated on {c.curves} recorded curves of {c.framework} on {c.gpu},"
+                f" {c.error:.1%} median error on held-out shapes"
+            )
             if source != gpu:
                 said += f"; {c.gpu} stands in for {gpu}, which has its datasheet peak and bandwidth"
-            left = residuals.read(c.residuals_path(CALIBRATIONS))
             return Figures(
                 peak,
                 bandwidth,
                 c.calibration(),
                 said,
                 kernel=kernel,
-                residuals=left,
+                residuals=residuals.read(c.residuals_path(CALIBRATIONS)),
                 spread=c.spread,
                 latency_spread=c.latency_spread,
             )
     return datasheet(peak, bandwidth)
 
 
+def _carried_over(c: Fitted, device: Gpu, dtype: str) -> Figures:
+    """Another GPU's calibration by datasheet ratios. Its residuals are of that GPU's waves, and its errors are with them."""
+    base, own = catalog.gpu(c.gpu), c.calibration()
+    peak, bandwidth = device.peak_flops_of(dtype), device.bandwidth
+    moved = replace(
+        own,
+        flops=own.flops * peak / base.peak_flops_of(dtype),
+        bandwidth=own.bandwidth * bandwidth / base.bandwidth,
+        processors=device.multiprocessors or own.processors,
+    )
+    said = (
+        f"the calibration of {c.framework} on {c.gpu} carried over to {device.name} by the ratios of the datasheets,"
+        f" which no curve of {device.name} has proven"
+    )
+    return Figures(peak, bandwidth, moved, said, kernel=c.kernel)
+
+
+def for_routing(on: Figures, routing: Routing | None) -> Figures:
+    """The figures as far as they were proven: residuals and interval are those of balanced curves, and hold for power laws.
+
+    Under skewed, uniform and replayed routing nothing was recorded: the arithmetic stands alone, without an interval.
+    """
+    is_proven = routing in (None, "balanced") or (isinstance(routing, str) and routing.startswith(POWER_LAW))
+    if is_proven or on.residuals is None:
+        return on
+    said = f"{on.basis}, for balanced routing: under {routing} routing the arithmetic alone, without an interval"
+    return replace(on, basis=said, residuals=None, spread=None, latency_spread=None)
+
+
 def figures_of(case: Case, granularity: Granularity | None) -> Figures:
     """The figures of a GPU case."""
-    return figures(case.gpu, case.backend.framework, kernel_of(case, granularity), case.dtype)
-
-
-def _carried_over(c: Calibration, flops: float, bandwidth: float, processors: int) -> Calibration:
-    from dataclasses import replace
-
-    return replace(c, flops=c.flops * flops, bandwidth=c.bandwidth * bandwidth, processors=processors)
+    found = figures(case.gpu, case.backend.framework, kernel_of(case, granularity), case.dtype)
+    return for_routing(found, case.routing)

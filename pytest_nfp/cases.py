@@ -17,6 +17,8 @@ FRAMEWORKS: dict[Module, tuple[str, ...]] = {
     "moe": ("vllm", "sglang", "torch"),
     "attention": ("flash-attn", "flashinfer-python", "flash-attn-3", "flash-attn-4", "torch"),
 }
+OURS = frozenset(f for fs in FRAMEWORKS.values() for f in fs)
+"""Frameworks that the project itself names; a package may register others."""
 ALIASES = {"flashinfer": "flashinfer-python", "flash-attention": "flash-attn", "flash_attn": "flash-attn"}
 CPU_KERNELS: dict[Module, tuple[str, ...]] = {
     "dense": ("matmul", "onednn-packed"),
@@ -104,7 +106,7 @@ def parse_backend(text: str) -> Backend:
     """`vllm==0.33.0`; a framework without a release is completed by the caller. Raises UnknownName."""
     framework, separator, release = text.partition("==")
     framework = ALIASES.get(framework.strip().lower(), framework.strip().lower())
-    known = sorted({f for fs in FRAMEWORKS.values() for f in fs} | {f for f, _ in registry.registered()})
+    known = sorted(OURS | {f for f, _ in registry.registered()})
     if framework not in known:
         how = "give one of these as FRAMEWORK==RELEASE; other frameworks have no granularity rule here yet"
         raise UnknownName(catalog.unknown("backend", text, [*known, *ALIASES], how))
@@ -126,8 +128,7 @@ def frameworks(module: Module, gpu: str) -> list[str]:
     if gpu == "cpu":
         return own
     # What the project names itself has a rule or is not asked on a GPU; what a package registers is asked as it says.
-    ours = {f for fs in FRAMEWORKS.values() for f in fs}
-    return [*FRAMEWORKS[module], *(f for f in own if f not in ours)]
+    return [*FRAMEWORKS[module], *(f for f in own if f not in OURS)]
 
 
 def expand(

@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_nfp.cases import ROUTINGS, Case
 from pytest_nfp.catalog import Model
-from pytest_nfp.granularity import Granularity
+from pytest_nfp.granularity import Granularity, RuleUnknown
 from pytest_nfp.granularity.query import MAX_COUNT
 from pytest_nfp.principle import (
     Boundary,
@@ -30,6 +30,7 @@ from pytest_nfp.principle import (
     predict_boundary,
     predict_on,
 )
+from pytest_nfp.principle.routing import Replay
 from pytest_nfp.principle.tile_roofline import Work
 from pytest_nfp.recordings.residuals import Place, Residuals, setting_at
 
@@ -37,7 +38,7 @@ POSITIONS = (
     *(1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 113, 128, 129, 160, 161, 192, 193),
     *(224, 225, 256, 257, 320, 384, 385, 448, 512, 513, 640, 768, 1024, 1536, 2048, 3072, 4096),
 )
-"""The N of a predicted curve: both sides of every edge at which libraries switch kernels."""
+"""The N of a predicted curve, with both sides of the row counts at which libraries switch kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +147,8 @@ def module_work(case: Case, granularity: Granularity | None) -> Callable[[int], 
     moe, top_k, routing = case.subject.moe, case.top_k, case.routing
     assert moe is not None and top_k is not None and routing is not None
     columns = granularity.parameter_rule("BLOCK_SIZE_N") if granularity is not None else None
-    # Balanced experts are spread evenly over the ranks; skewed ones may all lie on one of them.
-    ranks = moe.expert_parallel if routing == "balanced" else 1
+    # Experts are spread evenly over the ranks; skewed tokens may all take those of one of them.
+    ranks = 1 if routing == "skewed" else moe.expert_parallel
     return lambda n: moe_work(
         n, case.batch, routing, moe.experts, top_k, case.subject.hidden, moe.width, s, tile, moe.matrices, columns
     ).share(ranks)
@@ -207,11 +208,13 @@ def module_latency(case: Case, figures: Figures, granularity: Granularity | None
     moe, top_k = case.subject.moe, case.top_k
     if left is None or moe is None or top_k is None:
         return lambda n: work(n).latency_us(c) + c.fixed_us
-    shape = (moe.experts, top_k, case.subject.hidden, moe.width)
+    # A rank's experts, and the share of the tokens' choices that they get.
+    shape = (moe.local_experts, top_k, case.subject.hidden, moe.width)
 
     def latency(n: int) -> float:
         rows = n * case.batch
-        ratio = left.log_ratio([Place(shape, rows, setting_at(granularity, rows))])[0]
+        mine = max(1, rows // moe.expert_parallel)
+        ratio = left.log_ratio([Place(shape, mine, setting_at(granularity, rows))])[0]
         return (work(n).latency_us(c) + c.fixed_us) * math.exp(ratio)
 
     return latency
@@ -230,19 +233,29 @@ def predict_case(case: Case, figures: Figures, granularity: Granularity | None, 
     """Both predictors for one module. granularity None: the kernel has no tile rule (dense GEMMs)."""
     is_bounded = case.routing in (None, *ROUTINGS)
     terms = principle_terms(case, figures.balance, granularity) if is_bounded else {}
-    edges, base = edge_positions(case, granularity), case.baseline_positions
+    edges, base, last = edge_positions(case, granularity), case.baseline_positions, last_position(case)
     if figures.spread is not None:
         latencies = {case.module: module_latency(case, figures, granularity)}
-        roofline = predict_on(latencies, grid(base, edges), tolerance, base, figures.spread)
+        roofline = predict_on(latencies, grid(base, edges, last), tolerance, base, figures.spread)
     else:
         work = {case.module: module_work(case, granularity)}
-        roofline = predict_boundary(work, figures.calibration, tolerance, base, edges=edges)
+        roofline = predict_boundary(work, figures.calibration, tolerance, base, last, edges)
     if is_bounded and not terms:
         # Nothing bounds the module in the closed form: the end of the range that was looked at is what can be said.
         terms = {case.module: roofline.points[-1].positions}
-    n_idle = idle_compute(case, figures.balance)
+    n_idle = idle_compute(case, figures.balance) if is_bounded else None
     principle = closed_form(**terms) if terms else None
     return Predicted(n_idle, principle, roofline, figures.basis, figures.spread is not None)
+
+
+def last_position(case: Case) -> int:
+    """As far as a case can be predicted: a trace says nothing of more tokens than it has. Raises RuleUnknown."""
+    if not isinstance(case.routing, Replay):
+        return MAX_COUNT
+    tokens = len(case.routing.tokens)
+    if tokens < case.batch:
+        raise RuleUnknown(f"the trace has {tokens} tokens, a batch of {case.batch} needs as many")
+    return min(MAX_COUNT, tokens // case.batch)
 
 
 def grid(baseline_positions: int, edges: Sequence[int], last: int = MAX_COUNT) -> list[int]:
@@ -271,14 +284,16 @@ def predict_model(cases: Sequence[tuple[Case, Granularity | None, Figures]], tol
     ffn, _, figures = next((c for c in cases if c[0].module != "attention"), cases[0])
     edges = [n for case, granularity, _ in cases for n in edge_positions(case, granularity)]
     spreads = [f.spread for _, _, f in cases if f.spread is not None]
-    if spreads:
-        latencies = {case.module: module_latency(case, f, granularity) for case, granularity, f in cases}
-        spread = min(few for few, _ in spreads), max(many for _, many in spreads)
-        roofline = predict_on(latencies, grid(positions, edges), tolerance, positions, spread)
-    else:
+    if all(f.kernel is None for _, _, f in cases):
         work = {case.module: module_work(case, granularity) for case, granularity, _ in cases}
         roofline = predict_boundary(work, figures.calibration, tolerance, positions, edges=edges)
-    basis = "; ".join(f"{case.module} {f.basis}" for case, _, f in cases) if spreads else figures.basis
+        basis = figures.basis
+    else:
+        # Each module by its own kernel's numbers.
+        latencies = {case.module: module_latency(case, f, granularity) for case, granularity, f in cases}
+        spread = min((few for few, _ in spreads), default=1.0), max((many for _, many in spreads), default=1.0)
+        roofline = predict_on(latencies, grid(positions, edges), tolerance, positions, spread)
+        basis = "; ".join(f"{case.module} {f.basis}" for case, _, f in cases)
     return Predicted(idle_compute(ffn, figures.balance), closed_form(**terms), roofline, basis, bool(spreads))
 
 

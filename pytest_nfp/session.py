@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_nfp import __version__, backends, baselines, calibrated, catalog, journal, recordings, records, registry
 from pytest_nfp.baselines import BaselineFile, CaseBaseline
-from pytest_nfp.cases import FRAMEWORKS, Backend, Case, Module, expand, frameworks, parse_backend
+from pytest_nfp.cases import OURS, Backend, Case, Module, expand, frameworks, parse_backend
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.devices import Device, detect, find_device
 from pytest_nfp.devices.lock import TooLong, device_lock, time_limit
@@ -24,7 +24,7 @@ from pytest_nfp.measure.sweep import Interrupted
 from pytest_nfp.predict import Figures, Predicted, edge_positions, gemm_shapes, predict_case
 from pytest_nfp.principle import Boundary, ClosedForm, sensitivity
 from pytest_nfp.principle.plateaus import plateaus
-from pytest_nfp.principle.routing import Routing
+from pytest_nfp.principle.routing import Replay, Routing
 from pytest_nfp.records import CaseRecord, Question, Record, TestResult
 from pytest_nfp.settings import Settings
 from pytest_nfp.traces import parse_routing
@@ -133,7 +133,7 @@ class Session:
                 if backend.release:
                     chosen.append(backend)
                 else:
-                    release = artifacts.installed_release(backend.framework)
+                    release = _installed(backend.framework)
                     chosen += (
                         [Backend(backend.framework, release)]
                         if release
@@ -142,7 +142,7 @@ class Session:
             return chosen
         chosen = []
         for framework in known:
-            release = artifacts.installed_release(framework)
+            release = _installed(framework)
             if framework == "torch":
                 # Its GEMMs on a GPU that is here; its experts and attention publish no rule there.
                 device, _ = (
@@ -165,9 +165,7 @@ class Session:
                 device, _ = self.device("cpu")
                 found.append(Backend("torch", device.torch_release if device else "0"))
                 continue
-            release = artifacts.installed_release(framework)
-            if framework not in {f for fs in FRAMEWORKS.values() for f in fs}:
-                release = registry.release(framework)
+            release = _installed(framework)
             if release is not None:
                 found.append(Backend(framework, release))
         return found
@@ -204,6 +202,7 @@ class Session:
                 subjects = [catalog.model(n) for n in models] if models else self.subjects_for(gpu, backend)
                 for subject in subjects:
                     for case in expand(gpu, backend, module, subject, routings):
+                        _check_trace(case)
                         found += self._as_recorded(case)
         keep = [
             c
@@ -421,12 +420,9 @@ class Session:
         if device is not None:
             try:
                 prepared = backends.prepare(case, self.settings.seed, device.cache_bytes)
-                grid = positions_to_measure(case, granularity)
-                wrong = _first_wrong(prepared, grid, case.baseline_positions)
             except backends.Unsupported as reason:
                 return None, Verdict("SKIPPED", (str(reason),))
-            if wrong:
-                return None, Verdict("INVALID", (wrong,))
+            grid = positions_to_measure(case, granularity)
             protocol = PROTOCOLS[self.settings.protocol]
 
             def measured(duty: float = 1.0) -> Curve:
@@ -447,6 +443,8 @@ class Session:
                 )
 
             with device_lock(device):
+                if wrong := _first_wrong(prepared, grid, case.baseline_positions):
+                    return None, Verdict("INVALID", (wrong,))
                 curve = measured()
                 if curve.invalid and curve.points:
                     # Load and drift pass, and a clock that fell holds when the device rests: once more, then give up.
@@ -750,12 +748,32 @@ def reach_of(stored: tuple[BaselineFile, str, bool] | None, case: Case) -> int |
     return max(high + 1 for high in highs if high is not None) * case.batch
 
 
+def _installed(framework: str) -> str | None:
+    """The installed release: of a framework that the project names, or of the package that registers another one."""
+    if framework in OURS:
+        return artifacts.installed_release(framework)
+    return registry.release(framework)
+
+
+def _check_trace(case: Case) -> None:
+    """Raise UnknownName for a trace of another model than the case's."""
+    if isinstance(case.routing, Replay) and case.subject.moe is not None and case.top_k is not None:
+        try:
+            case.routing.check(case.subject.moe.experts, case.top_k)
+        except ValueError as error:
+            raise UnknownName(f"--nfp-routing, for {case.subject.name}: {error}") from None
+
+
 def _first_wrong(prepared: backends.Prepared, grid: Sequence[int], base: int) -> str:
     """What is wrong with a result, at N0 and at a few more positions; empty where they are right, or have no reference."""
     if prepared.check is None:
         return ""
     for n in dict.fromkeys((base, max(n for n in grid if n <= max(base, CHECKED)))):
-        if wrong := prepared.check(n):
+        try:
+            wrong = prepared.check(n)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, backends.Unsupported):
+            continue  # The sweep meets the same refusal, and caps N_max there.
+        if wrong:
             return f"N={n}: {prepared.kernel} computes something else: {wrong}"
     return ""
 
@@ -780,6 +798,8 @@ def positions_to_measure(case: Case, granularity: Granularity | None) -> list[in
             group = case.subject.attention.group if granularity.packed and case.subject.attention else 1
             tile = granularity.tile(base * group) // group
             grid |= {n for n in (tile, tile + 1) if base <= n <= end}
+    if isinstance(case.routing, Replay):
+        grid = {n for n in grid if n * case.batch <= len(case.routing.tokens)} | {base}
     if base > 1:
         # Below N0 the curve shows how coverage grows; it takes no part in the boundary.
         grid |= {n for n in (1, 2, 4) if n < base}

@@ -10,7 +10,9 @@ from pytest_nfp import calibrated, catalog
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.catalog import CALIBRATIONS, Model, Moe
 from pytest_nfp.granularity import Granularity, Range
-from pytest_nfp.predict import module_latency, predict_case, predict_curve
+from pytest_nfp.parallel import on_rank, parse_parallel
+from pytest_nfp.predict import module_latency, module_work, predict_case, predict_curve
+from pytest_nfp.principle.routing import Replay
 
 from .granularity.test_maps import granularity
 
@@ -50,7 +52,29 @@ def test_h20_is_carried_over_by_datasheet_ratios_and_said_to_be_unproven() -> No
     assert (h20.calibration.processors, h200.calibration.processors) == (78, 132)
     assert "which no curve of h20 has proven" in h20.basis
     assert not h20.is_proven
-    assert h20.spread == h200.spread
+    assert h20.spread is None
+
+
+def test_residuals_and_interval_are_those_of_the_routing_that_was_recorded() -> None:
+    """Balanced, and power laws, which the held-out curves prove; under skewed, uniform and replayed routing neither."""
+    on = calibrated.figures("h200", "vllm", "triton", "bf16")
+    assert calibrated.for_routing(on, "balanced") is on
+    assert calibrated.for_routing(on, "power-law-1.2") is on
+    for routing in ("skewed", "uniform", Replay(((0,),))):
+        alone = calibrated.for_routing(on, routing)
+        assert (alone.residuals, alone.spread, alone.latency_spread) == (None, None, None)
+        assert alone.calibration == on.calibration
+        assert "the arithmetic alone, without an interval" in alone.basis
+
+
+def test_a_ranks_experts_are_an_expert_parallel_rooflines_whatever_the_routing() -> None:
+    """ep8: an eighth of what one rank alone reads, for balanced and for drawn tokens."""
+    whole = Model(name="m", hidden=2048, moe=Moe(experts=256, width=512, top_k=8), source="t")
+    for routing in ("balanced", "uniform"):
+        one = Case("h200", Backend("vllm", "0.24.0"), "moe", whole, "bf16", top_k=8, routing=routing)
+        eight = replace(one, subject=on_rank(whole, parse_parallel("ep8")))
+        read = [module_work(c, SMALL)(128).bytes_once for c in (one, eight)]
+        assert read[0] == pytest.approx(8 * read[1])
 
 
 def test_a_kernel_without_a_calibration_runs_on_the_datasheet() -> None:
@@ -103,6 +127,7 @@ def test_other_tile_parameters_move_the_curve_and_not_the_granularity() -> None:
 
 def test_gemms_of_another_framework_stand_in_by_name() -> None:
     """Both frameworks call the same libraries; the basis names whose curves they are."""
+    assert calibrated.figures("a100", "my-kernels", "gemm", "bf16").basis == "datasheet"
     found = calibrated.figures("a100", "torch", "gemm", "bf16")
     assert "recorded curves of vllm on a100" in found.basis
     assert catalog.gpu("a100").multiprocessors == found.calibration.processors

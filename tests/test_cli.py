@@ -191,6 +191,8 @@ def test_an_experts_curve_by_hand_is_that_of_the_model(capsys: pytest.CaptureFix
         (["--gpu", "h200", "--backend", "flash-attn==2.8.3", "--model", "llada-2.1-mini"], "is no MoE backend"),
         ([*RELEASE, "--model", "llada-2.1-mini", "--routing", "random"], "--routing unknown routing 'random'"),
         ([*RELEASE, "--model", "llada-2.1-mini", "--routing", "trace:nowhere.csv"], "nowhere.csv: can't be read"),
+        ([*RELEASE, "--model", "llada-2.1-mini", "--kernel", "gemm"], "gemm is the kernel of --gemm-n and --gemm-k"),
+        (["--gpu", "h200", "--gemm-n", "64", "--gemm-k", "64", "--kernel", "triton"], "--kernel triton: gemm is the"),
         ([*RELEASE, "--model", "llada-2.1-mini", "--kernel", "magic"], "unknown kernel 'magic': calibrated are"),
         ([*RELEASE, "--model", "llada-2.1-mini", "--tp", "3"], "can't be cut over 3 ranks"),
     ],
@@ -243,6 +245,27 @@ def test_a_kernel_and_a_release_may_be_named_as_recordings_do(capsys: pytest.Cap
     )  # fmt: skip
     assert mine == theirs
     assert mine["kernel"] == "triton"
+
+
+def test_int4_experts_run_on_marlin(capsys: pytest.CaptureFixture[str]) -> None:
+    """No tile rule is asked: the calibration has none."""
+    found = curve(
+        capsys, "--gpu", "h100", "--backend", "sglang==0.5.14", "--model", "llada-2.1-mini", "--dtype", "int4"
+    )
+    assert found["kernel"] == "marlin"
+    assert found["calibration"].startswith("calibrated on ")
+
+
+def test_a_trace_of_another_model_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Fewer experts a token than k, and an expert that the model has not."""
+    trace = tmp_path / "t.csv"
+    trace.write_text("0,1,2\n")
+    arguments = ["predict", "--curve", *RELEASE, "--model", "llada-2.1-mini", "--routing", f"trace:{trace}"]
+    assert main(arguments) == 2
+    assert "the trace has 2 experts a token, the model takes 8" in capsys.readouterr().err
+    trace.write_text("0,300\n")
+    assert main([*arguments, "--top-k", "1"]) == 2
+    assert "the trace routes to expert 300: the model has 256" in capsys.readouterr().err
 
 
 def test_drawn_routing_has_no_closed_form(capsys: pytest.CaptureFixture[str]) -> None:

@@ -247,12 +247,16 @@ def test_drawn_and_replayed_routing_are_cases_when_asked_for(tmp_path: Path) -> 
     cases = s.expand("boundary", "moe")
     assert [c.key for c in cases if c.backend.framework == "torch"] == [
         "moe-fp32-grouped_mm-b1-k4-uniform",
-        "moe-fp32-grouped_mm-b1-k4-trace",
+        f"moe-fp32-grouped_mm-b1-k4-{cases[-1].routing}",
     ]
+    assert max(positions_to_measure(cases[-1], None)) == 64
     assert {c.baseline_positions for c in cases} == {1}
-    predicted = predict_case(cases[0], datasheet(1e12, 1e11), None)
-    assert predicted.principle is None
-    assert set(predicted.as_dict()) == {"tile_roofline"}
+    for case in cases:
+        predicted = predict_case(case, datasheet(1e12, 1e11), None)
+        assert (predicted.principle, predicted.n_idle) == (None, None)
+        assert set(predicted.as_dict()) == {"tile_roofline"}
+    with pytest.raises(UnknownName, match="for mixtral-8x7b: the trace routes to expert 31: the model has 8"):
+        session(routing=(f"trace:{trace}",), gpu=("h200",), model=("mixtral-8x7b",)).expand("boundary", "moe")
     with pytest.raises(UnknownName, match="--nfp-routing: unknown routing 'random'"):
         session(routing=("random",), **asked).check_names()
     with pytest.raises(FileError, match=r"nowhere\.csv: can't be read"):
@@ -272,6 +276,23 @@ def test_a_measured_curve_holds_its_active_experts_and_settings(
     record = s.cases[DENSE.id]
     assert record.active_experts == {n: 4 * n for n, _ in record.curve}
     assert record.settings[2] == "BLOCK_SIZE_M=32"
+
+
+def test_a_position_that_the_check_can_not_run_is_left_to_the_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A kernel that refuses N = 64 caps N_max there; it does not end the case."""
+    s = simulated(monkeypatch, [Simulated(staircase(16))], tmp_path)
+
+    def check(positions: int) -> str:
+        if positions == 64:
+            raise NotImplementedError("head_dim 512 with 64 positions")
+        return ""
+
+    prepared = Prepared(Simulated(staircase(16)).forward, 1, 100, "kernel", 1, check)
+    monkeypatch.setattr(backends, "prepare", lambda case, seed, cache: prepared)
+    s.check_boundary(DENSE)
+    assert s.cases[DENSE.id].n_max == 16
 
 
 def test_experts_that_are_all_streamed_claim_no_n_max(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

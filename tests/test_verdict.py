@@ -170,6 +170,7 @@ def test_a_calibrated_prediction_has_changed_where_it_left_its_interval(
     baseline = CaseBaseline(baseline_positions=32, predicted=stored_terms)
     v = judge_prediction(calibrated(interval, n), baseline, "b", [])
     assert v.outcome == outcome
+    assert judge_prediction(calibrated(interval, n), baseline, "b", ["33..96 tokens: 16 to 32 rows"]).outcome == outcome
     assert said is None or said in v.reasons[0]
 
 

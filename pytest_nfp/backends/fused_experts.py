@@ -10,7 +10,7 @@ import torch
 
 from pytest_nfp.backends import Forward, Prepared, banks_needed, correctness, places
 from pytest_nfp.backends.routes import active as active_of
-from pytest_nfp.backends.routes import expert_ids, starts
+from pytest_nfp.backends.routes import expert_ids, rotated, starts
 from pytest_nfp.cases import Case
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -66,7 +66,7 @@ def prepare(
     return Prepared(
         lambda positions: build(positions)[0],
         active * expert_bytes,
-        count * moe.experts * expert_bytes,
+        rotated(case, count) * expert_bytes,
         kernel,
         count * moe.experts,
         check,

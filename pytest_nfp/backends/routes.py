@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from pytest_nfp.backends import Unsupported
-from pytest_nfp.cases import Case
+from pytest_nfp.cases import ROUTINGS, Case
 from pytest_nfp.principle.routing import Replay
 
 
@@ -15,12 +15,17 @@ def expert_ids(case: Case, positions: int, start: int, seed: int = 0) -> torch.T
     """[b*N, k] experts of each token, each named once, from expert `start` on (ids wrap around at E).
 
     balanced: in turn. skewed: every token the same k. uniform: k drawn for each token. A replay: those of its first
-    tokens. Raises Unsupported for a routing that can't be made into ids, and for a replay with too few tokens.
+    tokens. Raises Unsupported for a routing that can't be made into ids, and for a replay with too
+    few tokens, or experts that the model has not.
     """
     moe, top_k = case.subject.moe, case.top_k
     assert moe is not None and top_k is not None
     tokens = case.batch * positions
     if isinstance(case.routing, Replay):
+        try:
+            case.routing.check(moe.experts, top_k)
+        except ValueError as error:
+            raise Unsupported(str(error)) from None
         if len(case.routing.tokens) < tokens:
             raise Unsupported(f"the trace has {len(case.routing.tokens)} tokens, {tokens} are needed")
         ids = torch.tensor([token[:top_k] for token in case.routing.tokens[:tokens]])
@@ -44,6 +49,13 @@ def starts(case: Case, positions: int) -> list[int]:
     assert moe is not None and top_k is not None
     step = top_k if case.routing == "skewed" else min(moe.experts, case.batch * positions * top_k)
     return list(dict.fromkeys((i * step) % moe.experts for i in range(moe.experts)))
+
+
+def rotated(case: Case, banks: int) -> int:
+    """Experts that are read before one is read again: all of every bank; drawn or replayed, the next forward may meet the same."""
+    moe, top_k = case.subject.moe, case.top_k
+    assert moe is not None and top_k is not None
+    return banks * moe.experts if case.routing in ROUTINGS else top_k
 
 
 def active(case: Case, seed: int) -> Callable[[int], int]:

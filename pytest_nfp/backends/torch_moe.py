@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own convention
 
 from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
 from pytest_nfp.backends.routes import active as active_of
-from pytest_nfp.backends.routes import expert_ids, starts
+from pytest_nfp.backends.routes import expert_ids, rotated, starts
 from pytest_nfp.cases import Case
 
 
@@ -64,7 +64,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     return Prepared(
         lambda positions: build(positions)[0],
         active * expert_bytes,
-        count * moe.experts * expert_bytes,
+        rotated(case, count) * expert_bytes,
         "torch.grouped_mm",
         count * moe.experts,
         check,

@@ -23,8 +23,6 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     """
     attention, context = case.subject.attention, case.context
     assert attention is not None and context is not None
-    if case.gpu != "cpu":
-        raise Unsupported("vLLM's attention on a GPU is not built yet: the CPU kernel alone is")
     if not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
         raise Unsupported("this vLLM has no cpu_attention_with_kv_cache: it is not a CPU build")
     heads, kv_heads, dim, batch = attention.heads, attention.kv_heads, attention.head_dim, case.batch

@@ -9,7 +9,7 @@ from vllm import _custom_ops as ops
 
 from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
 from pytest_nfp.backends.routes import active as active_of
-from pytest_nfp.backends.routes import expert_ids, starts
+from pytest_nfp.backends.routes import expert_ids, rotated, starts
 from pytest_nfp.cases import Case
 
 ISA = "vec"
@@ -23,8 +23,6 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     """
     moe, hidden, top_k = case.subject.moe, case.subject.hidden, case.top_k
     assert moe is not None and top_k is not None
-    if case.gpu != "cpu":
-        raise Unsupported("vLLM's fused experts on a GPU are not built yet: the CPU kernel alone is")
     if not hasattr(torch.ops._C, "cpu_fused_moe"):
         raise Unsupported("this vLLM has no cpu_fused_moe: it is not a CPU build")
     generator = torch.Generator().manual_seed(seed)
@@ -67,7 +65,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     return Prepared(
         lambda positions: build(positions)[0],
         active * expert_bytes,
-        count * moe.experts * expert_bytes,
+        rotated(case, count) * expert_bytes,
         "vllm.cpu_fused_moe",
         count * moe.experts,
         check,

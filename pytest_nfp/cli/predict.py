@@ -12,11 +12,13 @@ from pytest_nfp.cases import ALIASES, BYTES_PER_ELEMENT, Backend, Case, Module, 
 from pytest_nfp.catalog import Model, Moe, UnknownName
 from pytest_nfp.cli.options import add_artifacts, add_parallel, positive, release
 from pytest_nfp.granularity import Granularity, artifacts, granularity_of
+from pytest_nfp.granularity.query import MAX_COUNT
 from pytest_nfp.parallel import Parallel, on_rank, parse_parallel
 from pytest_nfp.predict import (
     edge_positions,
     gemm_latency,
     grid,
+    last_position,
     model_modules,
     module_latency,
     predict_curve,
@@ -37,7 +39,7 @@ CURVE = {
     "hidden": "with --curve: hidden size",
     "gemm-n": "with --curve: columns of a dense GEMM, with --gemm-k instead of --model",
     "gemm-k": "with --curve: inner dimension of a dense GEMM",
-    "tp": "with --curve: ranks of tensor parallelism, the same as --parallel tpN",
+    "tp": "ranks of tensor parallelism, the same as --parallel tpN",
     "end": "with --curve: last N (default 1024)",
 }
 
@@ -106,7 +108,7 @@ def _attention(given: argparse.Namespace) -> Backend:
 
 def _cases(given: argparse.Namespace) -> list[Case]:
     """One case for each module of the model, at the workload that was asked for."""
-    model = catalog.model(given.model)
+    model = on_rank(catalog.model(given.model), _parallel(given))
     gpu = catalog.gpu(given.gpu).name
     top_k = given.top_k or (model.moe.top_k if model.moe else None)
     if model.moe and top_k and top_k > model.moe.experts:
@@ -207,8 +209,13 @@ def _curve(given: argparse.Namespace) -> int:
     backend = release(given.backend, "--backend") if given.backend else None
     if given.kernel:
         given.kernel = calibrated.kernel_named(given.kernel)
+        if (given.kernel == "gemm") != bool(given.gemm_n or given.gemm_k):
+            raise UnknownName(
+                f"--kernel {given.kernel}: gemm is the kernel of --gemm-n and --gemm-k, and of them alone"
+            )
     warnings: tuple[str, ...] = ()
     edges: list[int] = []
+    last = MAX_COUNT
     if given.gemm_n or given.gemm_k:
         if not (given.gemm_n and given.gemm_k):
             raise UnknownName("a GEMM needs both --gemm-n and --gemm-k")
@@ -220,18 +227,22 @@ def _curve(given: argparse.Namespace) -> int:
         if backend is None:
             raise UnknownName("the tiles of experts are those of a framework: give --backend FRAMEWORK==RELEASE")
         case = _moe_case(given, gpu.name, backend)
-        granularity = granularity_of(case, given.artifacts)
-        kernel = given.kernel or calibrated.kernel_of(case, granularity)
+        kernel = given.kernel or ("marlin" if given.dtype == "int4" else None)
+        granularity = None
+        if kernel in (None, "triton"):
+            # The tile rule is that of the Triton kernel; the others are calibrated without one.
+            granularity = granularity_of(case, given.artifacts)
+            warnings = granularity.warnings
+        kernel = kernel or calibrated.kernel_of(case, granularity)
         on = calibrated.figures(gpu.name, backend.framework, kernel, given.dtype)
-        base, edges, warnings = case.baseline_positions, edge_positions(case, granularity), granularity.warnings
+        on = calibrated.for_routing(on, case.routing)
+        base, edges = case.baseline_positions, edge_positions(case, granularity)
         latency = module_latency(case, on, granularity)
-        # A trace says nothing of more tokens than it has.
-        if isinstance(case.routing, Replay):
-            given.end = min(given.end or 1024, len(case.routing.tokens) // given.batch)
-    end = given.end or 1024
+        last = last_position(case)
+    end = min(given.end or 1024, last)
     found = predict_curve(latency, [*grid(base, edges, end), end], base, given.tolerance, on)
     basis = on.basis
-    if on.spread is None:
+    if on.basis == "datasheet":
         basis = f"datasheet peaks: no calibration of this kernel for {given.dtype} on {gpu.name}"
     answer = {
         "points": [[n, *(None if v is None else round(v, 3) for v in rest)] for n, *rest in found.latencies],
@@ -286,7 +297,12 @@ def _moe_case(given: argparse.Namespace, gpu: str, backend: Backend) -> Case:
     case = next(expand(gpu, backend, "moe", model), None)
     if case is None:
         raise UnknownName(f"{backend.framework} is no MoE backend")
-    top_k = given.top_k or model.moe.top_k
+    top_k, routing = given.top_k or model.moe.top_k, _routing(given.routing)
     if top_k > model.moe.experts:
         raise UnknownName(f"--top-k {top_k}: {model.name} has {model.moe.experts} experts")
-    return replace(case, batch=given.batch, dtype=given.dtype, top_k=top_k, routing=_routing(given.routing))
+    if isinstance(routing, Replay):
+        try:
+            routing.check(model.moe.experts, top_k)
+        except ValueError as error:
+            raise UnknownName(f"--routing {given.routing}: {error}") from None
+    return replace(case, batch=given.batch, dtype=given.dtype, top_k=top_k, routing=routing)

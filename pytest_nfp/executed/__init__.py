@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pytest_nfp.principle.routing import Routing, rows_per_expert
 
@@ -45,7 +45,7 @@ def experts(
     top_k: int,
     hidden: int,
     width: int,
-    routing: Routing = "balanced",
+    routing: Literal["balanced", "skewed"] = "balanced",
     setting: Mapping[str, int] | None = None,
     python: str = sys.executable,
 ) -> Executed:
@@ -60,7 +60,7 @@ def experts(
         "top_k": top_k,
         "hidden": hidden,
         "width": width,
-        "routing": str(routing),
+        "routing": routing,
         "setting": dict(setting) if setting else None,
     }
     return _ask(question, python)

@@ -8,6 +8,7 @@ torch here: they hold no matrix product.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from typing import Any
@@ -50,8 +51,6 @@ class Driver:
 
 def count_products() -> dict[str, int]:
     """Count the FLOPs of every product that the interpreter executes from now on."""
-    import math
-
     from triton.backends import Backend, backends
     from triton.runtime import driver, interpreter
 
@@ -69,8 +68,9 @@ def count_products() -> dict[str, int]:
 
 
 def relative_error(out: Any, expected: Any) -> float:
-    """Of Frobenius norms."""
-    return float((out.double() - expected).norm() / expected.norm())
+    """Of Frobenius norms; infinite where a result was never written."""
+    error = float((out.double() - expected).norm() / expected.norm())
+    return error if math.isfinite(error) else math.inf
 
 
 def sort_by_expert(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_nfp import catalog
-from pytest_nfp.cases import Case
+from pytest_nfp.cases import OURS, Case
 from pytest_nfp.catalog import Gpu, UnknownName
 from pytest_nfp.granularity import artifacts, attention, cpu_kernels, fused_moe, shipped
 from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, changed_parameters, changed_ranges
@@ -120,7 +120,8 @@ def query_of(case: Case) -> Query:
 def granularity_of(case: Case, archives: Path | None = None, use_table: bool = True) -> Granularity:
     """The map that this case runs on. Raises RuleUnknown with the reason."""
     framework = case.backend.framework
-    if case.gpu == "cpu":
+    if case.gpu == "cpu" or framework not in OURS:
+        # What a package registers has no rule here: one row is one row.
         return cpu_kernels.granularity(framework, case.backend.release, case.module, case.kernel or "", case.dtype)
     if framework == "torch":
         raise RuleUnknown("torch's GPU kernels publish no tile rule")

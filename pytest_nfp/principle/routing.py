@@ -7,6 +7,7 @@ the experts of recorded tokens. Groups of the last three are expectations: their
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -30,7 +31,15 @@ class Replay:
             raise ValueError("a replayed routing needs at least one token")
 
     def __str__(self) -> str:
-        return "trace"
+        """A name that another trace does not have."""
+        return f"trace-{hashlib.sha256(repr(self.tokens).encode()).hexdigest()[:8]}"
+
+    def check(self, experts: int, top_k: int) -> None:
+        """Raise ValueError where a token has fewer experts than k, or one that the model has not."""
+        if (fewest := min(map(len, self.tokens))) < top_k:
+            raise ValueError(f"the trace has {fewest} experts a token, the model takes {top_k}")
+        if (largest := max(map(max, self.tokens))) >= experts:
+            raise ValueError(f"the trace routes to expert {largest}: the model has {experts}")
 
 
 Routing = str | Replay
@@ -134,14 +143,13 @@ def _power_law(exponent: float, tokens: int, experts: int, top_k: int) -> list[t
 
 def _replayed(replay: Replay, tokens: int, experts: int, top_k: int) -> list[tuple[float, int]]:
     """The mean over the windows of so many tokens, one after the other."""
+    replay.check(experts, top_k)
     windows = len(replay.tokens) // tokens
     if not windows:
         raise ValueError(f"the trace has {len(replay.tokens)} tokens: it can't say how {tokens} are routed")
     total: Counter[int] = Counter()
     for i in range(windows):
         loads = Counter(expert for token in replay.tokens[i * tokens : (i + 1) * tokens] for expert in token[:top_k])
-        if max(loads) >= experts:
-            raise ValueError(f"the trace routes to expert {max(loads)}: the model has {experts}")
         total.update(loads.values())
     return [(count / windows, rows) for rows, count in sorted(total.items(), reverse=True)]
 

@@ -7,6 +7,7 @@ import os
 import sys
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Literal
 
 import pytest
 
@@ -29,7 +30,7 @@ ROWS = 16
 
 
 @lru_cache
-def experts(routing: str, rule: str) -> executed.Executed:
+def experts(routing: Literal["balanced", "skewed"], rule: str) -> executed.Executed:
     """The kernel's answer by the release's own rule or by sixteen rows throughout, or a skip with the reason."""
     try:
         return executed.experts(POSITIONS, E, K, D, F, routing, SIXTEEN if rule == "sixteen-rows" else None, PYTHON)
@@ -39,7 +40,7 @@ def experts(routing: str, rule: str) -> executed.Executed:
 
 @pytest.mark.parametrize("routing", ["balanced", "skewed"])
 @pytest.mark.parametrize("rule", ["sixteen-rows", "own-rule"])
-def test_experts(routing: str, rule: str) -> None:
+def test_experts(routing: Literal["balanced", "skewed"], rule: str) -> None:
     """Every product of the fused experts, at every N, is one that the map predicts; and the result is right."""
     found = experts(routing, rule)
     predicted = {n: executed.predicted_experts_flops(routing, n, E, K, D, F, found.settings[n]) for n in POSITIONS}
@@ -48,7 +49,7 @@ def test_experts(routing: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize("routing", ["balanced", "skewed"])
-def test_the_step_is_at_the_tiles_edge(routing: str) -> None:
+def test_the_step_is_at_the_tiles_edge(routing: Literal["balanced", "skewed"]) -> None:
     """With tiles of 16 rows an expert: the first step after N0 is at the principle's N_max + 1."""
     found = experts(routing, "sixteen-rows")
     base = baseline_positions(routing, E, K)

@@ -139,7 +139,8 @@ def check(case: Case) -> backends.Prepared:
     prepared = backends.prepare(case, 0, 10**5)
     assert prepared.check is not None
     assert [prepared.check(n) for n in (1, 2, 17)] == ["", "", ""]
-    assert prepared.bytes_rotated - prepared.bytes_per_forward >= 2 * 10**5
+    if case.routing != "uniform":  # drawn experts may be those of the forward before
+        assert prepared.bytes_rotated - prepared.bytes_per_forward >= 2 * 10**5
     return prepared
 
 

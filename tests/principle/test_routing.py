@@ -72,8 +72,11 @@ def test_a_replay_is_the_mean_of_its_windows() -> None:
         rows_per_expert(replay, 5, 4, 1)
     with pytest.raises(ValueError, match="routes to expert 2: the model has 2"):
         rows_per_expert(replay, 4, 2, 1)
+    with pytest.raises(ValueError, match="has 1 experts a token, the model takes 2"):
+        rows_per_expert(replay, 4, 4, 2)
     with pytest.raises(ValueError, match="at least one token"):
         Replay(())
+    assert str(replay) != str(Replay(((0,), (0,), (1,), (3,))))
 
 
 @pytest.mark.parametrize("name", ["random", "power-law-", "power-law-x", "power-law-1", "power-law-inf"])

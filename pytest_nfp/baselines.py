@@ -51,7 +51,7 @@ class PredictedTerms(_Strict):
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """As `Predicted.as_dict` gives it."""
-        return _terms(self.model_dump(mode="json"))
+        return self.model_dump(mode="json", exclude_none=True)
 
 
 class Measured(_Strict):
@@ -201,17 +201,9 @@ def new_file(gpu: str, backend: Backend, subject: str) -> BaselineFile:
     )
 
 
-def _terms(predicted: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: _without_interval(term) for name, term in predicted.items() if term is not None}
-
-
-def _without_interval(term: dict[str, Any]) -> dict[str, Any]:
-    return term if term["interval"] is not None else {k: v for k, v in term.items() if k != "interval"}
-
-
 def _without_nothing(case: dict[str, Any]) -> dict[str, Any]:
     if case["predicted"] is not None:
-        case["predicted"] = _terms(case["predicted"])
+        case["predicted"] = PredictedTerms(**case["predicted"]).as_dict()
     measured = case["measured"]
     if measured is not None:
         for name in ("because", "timer", "runs"):

@@ -32,12 +32,9 @@ from pytest_nfp.principle import (
 )
 from pytest_nfp.principle.routing import Replay
 from pytest_nfp.principle.tile_roofline import Work
-from pytest_nfp.recordings.residuals import Place, Residuals, setting_at
+from pytest_nfp.recordings.residuals import GEMM_ROWS, Place, Residuals, setting_at
 
-POSITIONS = (
-    *(1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 113, 128, 129, 160, 161, 192, 193),
-    *(224, 225, 256, 257, 320, 384, 385, 448, 512, 513, 640, 768, 1024, 1536, 2048, 3072, 4096),
-)
+POSITIONS = tuple(sorted({3, 6, 12, 24, *GEMM_ROWS}))
 """The N of a predicted curve, with both sides of the row counts at which libraries switch kernels."""
 
 

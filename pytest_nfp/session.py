@@ -76,6 +76,7 @@ class Session:
     _granularity: dict[Case, Granularity | RuleUnknown] = field(default_factory=dict)
     _baselines: dict[tuple[str, Backend, str], tuple[BaselineFile, Backend] | None] = field(default_factory=dict)
     _devices: dict[str, tuple[Device | None, str]] = field(default_factory=dict)
+    _predicted: dict[Case, tuple[Predicted, Granularity | None]] = field(default_factory=dict)
     _figures: dict[str, Figures] = field(default_factory=dict)
 
     # Names
@@ -272,8 +273,11 @@ class Session:
 
     def predicted(self, case: Case) -> tuple[Predicted, Granularity | None]:
         """Both predictors. Raises RuleUnknown where the tile rule is needed and unknown."""
-        granularity = None if case.module == "dense" else self.granularity(case)
-        return predict_case(case, self.figures(case, granularity), granularity, self.settings.tolerance), granularity
+        if case not in self._predicted:
+            granularity = None if case.module == "dense" else self.granularity(case)
+            figures = self.figures(case, granularity)
+            self._predicted[case] = predict_case(case, figures, granularity, self.settings.tolerance), granularity
+        return self._predicted[case]
 
     def baseline(self, case: Case) -> tuple[BaselineFile, str, bool] | None:
         """The stored file to hold a case to, its name, and whether it is of exactly this release."""

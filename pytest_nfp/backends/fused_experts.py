@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from pytest_nfp.backends import Forward, Prepared, banks_needed, correctness, places
-from pytest_nfp.backends.routes import active as active_of
-from pytest_nfp.backends.routes import expert_ids, rotated, starts
+from pytest_nfp.backends import Forward, Prepared, correctness, places
+from pytest_nfp.backends.routes import expert_banks, expert_ids, prepared, starts
 from pytest_nfp.cases import Case
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -33,7 +32,7 @@ def prepare(
     assert moe is not None and top_k is not None
     device, dtype, generator = places.device_of(case), places.dtype_of(case), places.generator_of(case, seed)
     expert_bytes = dtype.itemsize * 3 * hidden * moe.width
-    count = 1 if moe.experts * expert_bytes > 4 * cache_bytes else banks_needed(moe.experts * expert_bytes, cache_bytes)
+    count = expert_banks(case, expert_bytes, cache_bytes)
 
     def weights(rows: int, columns: int) -> torch.Tensor:
         drawn = torch.randn(moe.experts, rows, columns, generator=generator, device=device, dtype=dtype)
@@ -62,14 +61,13 @@ def prepare(
         expected = correctness.experts(x, *banks[0], ids[0], scores)
         return correctness.wrong(run(), expected)
 
-    active = top_k if case.routing == "skewed" else moe.experts
-    return Prepared(
+    return prepared(
+        case,
+        seed,
         lambda positions: build(positions)[0],
-        active * expert_bytes,
-        rotated(case, count) * expert_bytes,
-        kernel,
-        count * moe.experts,
         check,
+        count,
+        expert_bytes,
+        kernel,
         None if setting is None else lambda positions: setting(case.batch * positions),
-        active_of(case, seed),
     )

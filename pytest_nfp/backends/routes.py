@@ -1,12 +1,13 @@
-"""Which experts the tokens of a forward take: the routing of a case as expert ids."""
+"""Which experts the tokens of a forward take: the routing of a case as expert ids, and what rotating them reads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from pytest_nfp.backends import Unsupported
+from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed
 from pytest_nfp.cases import ROUTINGS, Case
 from pytest_nfp.principle.routing import Replay
 
@@ -51,13 +52,40 @@ def starts(case: Case, positions: int) -> list[int]:
     return list(dict.fromkeys((i * step) % moe.experts for i in range(moe.experts)))
 
 
-def rotated(case: Case, banks: int) -> int:
-    """Experts that are read before one is read again: all of every bank; drawn or replayed, the next forward may meet the same."""
+def expert_banks(case: Case, expert_bytes: int, cache_bytes: int) -> int:
+    """Banks of all experts to rotate: one where its experts alone are four caches."""
+    moe = case.subject.moe
+    assert moe is not None
+    bank_bytes = moe.experts * expert_bytes
+    return 1 if bank_bytes > 4 * cache_bytes else banks_needed(bank_bytes, cache_bytes)
+
+
+def prepared(
+    case: Case,
+    seed: int,
+    forward: Callable[[int], Forward],
+    check: Callable[[int], str],
+    banks: int,
+    expert_bytes: int,
+    kernel: str,
+    setting: Callable[[int], dict[str, Any]] | None = None,
+) -> Prepared:
+    """Forwards of experts, with what one of them reads and what is read before an expert is read again.
+
+    That is all of every bank; drawn or replayed, the next forward may meet the same experts.
+    """
     moe, top_k = case.subject.moe, case.top_k
     assert moe is not None and top_k is not None
-    return banks * moe.experts if case.routing in ROUTINGS else top_k
-
-
-def active(case: Case, seed: int) -> Callable[[int], int]:
-    """How many experts a forward reads, by its number of positions."""
-    return lambda positions: len(expert_ids(case, positions, 0, seed).unique())
+    active = top_k if case.routing == "skewed" else moe.experts
+    rotated = banks * moe.experts if case.routing in ROUTINGS else top_k
+    return Prepared(
+        forward,
+        active * expert_bytes,
+        rotated * expert_bytes,
+        kernel,
+        # At most one turn for each expert that a forward may begin with.
+        banks * moe.experts,
+        check,
+        setting,
+        lambda positions: len(expert_ids(case, positions, 0, seed).unique()),
+    )

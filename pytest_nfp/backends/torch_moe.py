@@ -7,9 +7,8 @@ from itertools import cycle
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
-from pytest_nfp.backends.routes import active as active_of
-from pytest_nfp.backends.routes import expert_ids, rotated, starts
+from pytest_nfp.backends import Forward, Prepared, Unsupported, correctness
+from pytest_nfp.backends.routes import expert_banks, expert_ids, prepared, starts
 from pytest_nfp.cases import Case
 
 
@@ -21,7 +20,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         raise Unsupported("this torch has no grouped_mm")
     generator = torch.Generator().manual_seed(seed)
     expert_bytes = 4 * 3 * hidden * moe.width
-    count = 1 if moe.experts * expert_bytes > 4 * cache_bytes else banks_needed(moe.experts * expert_bytes, cache_bytes)
+    count = expert_banks(case, expert_bytes, cache_bytes)
     banks = [
         (
             torch.randn(moe.experts, hidden, 2 * moe.width, generator=generator) / hidden**0.5,
@@ -59,14 +58,4 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         weights = torch.full(ids.shape, 1 / top_k)
         return correctness.wrong(run(), correctness.experts(x, w13, w2, ids, weights))
 
-    active = top_k if case.routing == "skewed" else moe.experts
-    # At most one turn for each expert that a forward may begin with.
-    return Prepared(
-        lambda positions: build(positions)[0],
-        active * expert_bytes,
-        rotated(case, count) * expert_bytes,
-        "torch.grouped_mm",
-        count * moe.experts,
-        check,
-        active=active_of(case, seed),
-    )
+    return prepared(case, seed, lambda positions: build(positions)[0], check, count, expert_bytes, "torch.grouped_mm")

@@ -7,9 +7,8 @@ from itertools import cycle
 import torch
 from vllm import _custom_ops as ops
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
-from pytest_nfp.backends.routes import active as active_of
-from pytest_nfp.backends.routes import expert_ids, rotated, starts
+from pytest_nfp.backends import Forward, Prepared, Unsupported, correctness
+from pytest_nfp.backends.routes import expert_banks, expert_ids, prepared, starts
 from pytest_nfp.cases import Case
 
 ISA = "vec"
@@ -27,7 +26,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         raise Unsupported("this vLLM has no cpu_fused_moe: it is not a CPU build")
     generator = torch.Generator().manual_seed(seed)
     expert_bytes = 4 * 3 * hidden * moe.width
-    count = 1 if moe.experts * expert_bytes > 4 * cache_bytes else banks_needed(moe.experts * expert_bytes, cache_bytes)
+    count = expert_banks(case, expert_bytes, cache_bytes)
     plain = [
         (
             torch.randn(moe.experts, 2 * moe.width, hidden, generator=generator) / hidden**0.5,
@@ -61,13 +60,4 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         correctness.poison(out)
         return correctness.wrong(run(), correctness.experts(x, *first, ids, weights))
 
-    active = top_k if case.routing == "skewed" else moe.experts
-    return Prepared(
-        lambda positions: build(positions)[0],
-        active * expert_bytes,
-        rotated(case, count) * expert_bytes,
-        "vllm.cpu_fused_moe",
-        count * moe.experts,
-        check,
-        active=active_of(case, seed),
-    )
+    return prepared(case, seed, lambda positions: build(positions)[0], check, count, expert_bytes, "vllm.cpu_fused_moe")

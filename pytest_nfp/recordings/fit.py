@@ -23,7 +23,7 @@ from pytest_nfp.granularity import ExpertShape, Granularity, Query, RuleUnknown,
 from pytest_nfp.principle import Calibration, Point, dense_work, find_boundary, moe_work
 from pytest_nfp.principle.tile_roofline import Work
 from pytest_nfp.recordings.library import WEIGHT_BYTES, RecordedCurve
-from pytest_nfp.recordings.residuals import Place, Residuals, krige, setting_at
+from pytest_nfp.recordings.residuals import GEMM_ROWS, Place, Residuals, krige, setting_at
 from pytest_nfp.recordings.residuals import text_of as residuals_text
 
 TILES = (16, 32, 64, 128)
@@ -32,52 +32,6 @@ TOLERANCE = 0.20
 FIT_POINTS = 24
 FOLDS = 4
 MIN_SHAPES = 8
-GEMM_ROWS = frozenset(
-    (
-        1,
-        2,
-        4,
-        8,
-        16,
-        17,
-        32,
-        33,
-        48,
-        49,
-        64,
-        65,
-        80,
-        81,
-        96,
-        97,
-        112,
-        113,
-        128,
-        129,
-        160,
-        161,
-        192,
-        193,
-        224,
-        225,
-        256,
-        257,
-        320,
-        384,
-        385,
-        448,
-        512,
-        513,
-        640,
-        768,
-        1024,
-        1536,
-        2048,
-        3072,
-        4096,
-    )
-)
-"""Rows of a GEMM whose residuals are kept: both sides of every edge, and few in between."""
 NEAR = 2.0
 """The spread of T(N)/T(N0) is that of points up to this ratio: farther out no boundary is read."""
 

@@ -34,6 +34,13 @@ MOE_SCALES = (2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.0)
 """log of experts, k, hidden, width; rows an expert, tile, padding; then PARAMETERS."""
 GEMM_SCALES = (2.0, 2.0, 1.0, 0.3, 0.7, 0.7, 0.5, 0.5)
 """log of n, k, rows, rows up to 16, 64, 128; last wave of 64 x 128 and of 128 x 256 blocks."""
+GEMM_ROWS = frozenset(
+    {
+        *(1, 2, 4, 8, 16, 17, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 113, 128, 129, 160, 161, 192, 193),
+        *(224, 225, 256, 257, 320, 384, 385, 448, 512, 513, 640, 768, 1024, 1536, 2048, 3072, 4096),
+    }
+)
+"""Rows of a GEMM whose residuals are kept: both sides of every edge, and few in between."""
 
 
 class Place(NamedTuple):

@@ -329,6 +329,10 @@ def main() -> None:
         for gpu in given.gpu or GPUS:
             for framework in dict.fromkeys(b.framework for b in aiconfigurator.releases(gpu, module)):
                 table(gpu, framework, module, given.dtype, given.ablate)
+    for module in modules:
+        print(f"left out of the {module} tables, curves (power laws are counted too)")
+        for reason, count in library.read_all(given.gpu or GPUS, module, given.dtype).left_out.items():
+            print(f"  {count:>6}  {reason}")
     if given.gpu is None:
         print("another GPU")
         for module in modules:

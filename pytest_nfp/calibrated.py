@@ -1,15 +1,20 @@
-"""What a GPU's kernel reaches: its calibration in the catalog, a stand-in's, one carried over by datasheet ratios, or peaks."""
+"""What a GPU's kernel reaches: its calibration, a stand-in's, one carried over by datasheet ratios, or datasheet peaks.
+
+Calibrations are the catalog's, and before them those that `nfp calibrate --from device` measured on this machine.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 from pytest_nfp import catalog
 from pytest_nfp.cases import Case
 from pytest_nfp.catalog import CALIBRATIONS, Gpu, UnknownName
 from pytest_nfp.files import read_yaml
 from pytest_nfp.granularity import Granularity
+from pytest_nfp.granularity.artifacts import cache_folder
 from pytest_nfp.predict import Figures, datasheet
 from pytest_nfp.principle.routing import POWER_LAW, Routing
 from pytest_nfp.recordings import residuals
@@ -18,20 +23,26 @@ from pytest_nfp.recordings.library import KERNELS
 
 STAND_INS = {"h800": "h100", "a800": "a100"}
 """GPUs of equal datasheet peak and bandwidth, whose calibration is used in their place, always by name."""
-LIBRARIES = ("torch", "vllm", "sglang")
+LIBRARIES = ("vllm", "sglang", "torch")
 """Frameworks that call the vendor's GEMMs: where one has no GEMM calibration, another's stands in, by name."""
 CARRIED_OVER = {"h20": "h200"}
 """GPUs of the same architecture, whose calibration is scaled by the datasheet ratios of peak, bandwidth and processors."""
 
 
+def own_calibrations() -> Path:
+    """Where the calibrations that were measured on this machine's GPUs are kept."""
+    return cache_folder("calibrations") / "gpus.yaml"
+
+
 @lru_cache(maxsize=1)
-def calibrations() -> tuple[Fitted, ...]:
-    """The catalog's calibrations. Raises FileError for a file that can't be used."""
-    return read_yaml(CALIBRATIONS, CalibrationsFile).calibrations if CALIBRATIONS.exists() else ()
-
-
-def _find(gpu: str | None, framework: str, kernel: str, dtype: str) -> Fitted | None:
-    return next((c for c in calibrations() if c.key == (gpu, framework, kernel, dtype)), None)
+def calibrations() -> dict[tuple[str, str, str, str], tuple[Fitted, Path]]:
+    """Key -> the calibration and the file that it is of. Raises FileError for a file that can't be used."""
+    return {
+        c.key: (c, path)
+        for path in (CALIBRATIONS, own_calibrations())
+        if path.exists()
+        for c in read_yaml(path, CalibrationsFile).calibrations
+    }
 
 
 def kernel_of(case: Case, granularity: Granularity | None) -> str:
@@ -44,12 +55,12 @@ def kernel_of(case: Case, granularity: Granularity | None) -> str:
 
 def kernel_named(text: str) -> str:
     """A calibrated kernel by its name, or by one that recordings give it. Raises UnknownName."""
-    if text in {c.kernel for c in calibrations()}:
+    known = sorted({kernel for _, _, kernel, _ in calibrations()})
+    if text in known:
         return text
     for kernel, sources in KERNELS.items():
         if text in sources:
             return kernel
-    known = sorted({c.kernel for c in calibrations()})
     raise UnknownName(f"unknown kernel {text!r}: calibrated are {', '.join(known)}")
 
 
@@ -58,16 +69,18 @@ def figures(gpu: str, framework: str, kernel: str, dtype: str) -> Figures:
     """What the predictors run on. Raises UnknownName for an unknown GPU, FileError for a broken catalog file."""
     device = catalog.gpu(gpu)
     peak, bandwidth = device.peak_flops_of(dtype), device.bandwidth
-    others = [f for f in ("vllm", "sglang") if f != framework] if kernel == "gemm" and framework in LIBRARIES else []
-    for source in (gpu, STAND_INS.get(gpu), CARRIED_OVER.get(gpu)):
+    others = [f for f in LIBRARIES if f != framework] if kernel == "gemm" and framework in LIBRARIES else []
+    for source in (gpu, STAND_INS.get(gpu, ""), CARRIED_OVER.get(gpu, "")):
         for name in (framework, *others):
-            c = _find(source, name, kernel, dtype)
-            if c is None:
+            found = calibrations().get((source, name, kernel, dtype))
+            if found is None:
                 continue
+            c, path = found
             if source == CARRIED_OVER.get(gpu):
                 return _carried_over(c, device, dtype)
+            where = f"{c.gpu}" if c.kind == "recorded" else f"this machine's {c.source}"
             said = (
-                f"calibrated on {c.curves} recorded curves of {c.framework} on {c.gpu},"
+                f"calibrated on {c.curves} {c.kind} curves of {c.framework} on {where},"
                 f" {c.error:.1%} median error on held-out shapes"
             )
             if source != gpu:
@@ -78,7 +91,7 @@ def figures(gpu: str, framework: str, kernel: str, dtype: str) -> Figures:
                 c.calibration(),
                 said,
                 kernel=kernel,
-                residuals=residuals.read(c.residuals_path(CALIBRATIONS)),
+                residuals=residuals.read(c.residuals_path(path)),
                 spread=c.spread,
                 latency_spread=c.latency_spread,
             )

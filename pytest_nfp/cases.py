@@ -97,6 +97,15 @@ class Case:
         return baseline_positions(self.routing, self.subject.moe.experts, self.top_k, self.batch)
 
     @property
+    def gemms(self) -> list[tuple[int, int]]:
+        """(n, k) of the GEMMs of a dense case, in the order in which they run."""
+        if self.gemm is not None:
+            return [self.gemm]
+        dense, hidden = self.subject.dense, self.subject.hidden
+        assert dense is not None
+        return [(dense.width, hidden)] * (dense.matrices - 1) + [(hidden, dense.width)]
+
+    @property
     def granule(self) -> int:
         """The positions that add one row to every tile's owner: ceil(E/(k*b)) under balanced routing, else 1."""
         return self.baseline_positions

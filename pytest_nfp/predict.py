@@ -102,15 +102,6 @@ class Predicted:
         return terms
 
 
-def gemm_shapes(case: Case) -> list[tuple[int, int]]:
-    """(n, k) of the GEMMs of a dense case."""
-    if case.gemm is not None:
-        return [case.gemm]
-    dense, hidden = case.subject.dense, case.subject.hidden
-    assert dense is not None
-    return [(dense.width, hidden)] * (dense.matrices - 1) + [(hidden, dense.width)]
-
-
 def idle_compute(case: Case, balance: float) -> float:
     """N_idle of the case's module; math.inf where it is unbounded."""
     s = case.bytes_per_element
@@ -130,7 +121,7 @@ def module_work(case: Case, granularity: Granularity | None) -> Callable[[int], 
     tile = granularity.tile if granularity is not None and granularity.has_tiles else None
     s = case.bytes_per_element
     if case.module == "dense":
-        shapes = gemm_shapes(case)
+        shapes = case.gemms
         return lambda n: dense_work(n, case.batch, shapes, s, tile)
     if case.module == "attention":
         a, context = case.subject.attention, case.context
@@ -199,7 +190,7 @@ def module_latency(case: Case, figures: Figures, granularity: Granularity | None
     if figures.kernel not in (None, "triton"):
         granularity = None  # the tiles are those of the Triton kernel
     if case.module == "dense" and figures.kernel == "gemm":
-        shapes = gemm_shapes(case)
+        shapes = case.gemms
         return lambda n: sum(gemm_latency(n * case.batch, *shape, case.bytes_per_element, figures) for shape in shapes)
     work = module_work(case, granularity)
     moe, top_k = case.subject.moe, case.top_k

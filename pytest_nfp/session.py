@@ -21,7 +21,7 @@ from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, check_re
 from pytest_nfp.journal import Past
 from pytest_nfp.measure import PROTOCOLS, Curve, sweep, trust
 from pytest_nfp.measure.sweep import Interrupted
-from pytest_nfp.predict import Figures, Predicted, edge_positions, gemm_shapes, predict_case
+from pytest_nfp.predict import Figures, Predicted, edge_positions, predict_case
 from pytest_nfp.principle import Boundary, ClosedForm, sensitivity
 from pytest_nfp.principle.plateaus import plateaus
 from pytest_nfp.principle.routing import Replay, Routing
@@ -221,7 +221,7 @@ class Session:
         """A dense FFN as its single GEMMs where recordings will answer: they hold GEMMs, not FFNs."""
         if case.module != "dense" or case.gpu == "cpu" or not self._recorded_answers(case):
             return [case]
-        return [replace(case, gemm=shape) for shape in dict.fromkeys(gemm_shapes(case))]
+        return [replace(case, gemm=shape) for shape in dict.fromkeys(case.gemms)]
 
     def _recorded_answers(self, case: Case) -> bool:
         if self.settings.measure not in ("auto", "recorded"):

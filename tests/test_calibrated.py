@@ -31,7 +31,7 @@ def curve(case: Case, rule: Granularity, *positions: int) -> dict[int, float]:
 
 def test_every_calibration_has_its_residuals() -> None:
     """A file beside the catalog for each, and none that belongs to no calibration."""
-    paths = {c.residuals_path(CALIBRATIONS) for c in calibrated.calibrations()}
+    paths = {c.residuals_path(path) for c, path in calibrated.calibrations().values()}
     assert paths == set((CALIBRATIONS.parent / "residuals").iterdir())
 
 

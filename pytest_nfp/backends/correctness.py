@@ -31,11 +31,11 @@ def poison(out: torch.Tensor) -> torch.Tensor:
 
 
 def ffn(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
-    """X [T, d] through GEMMs without an activation: the first and, where there are three, times the gate, then down."""
-    up, *gates, down = (w.double() for w in weights)
+    """X [T, d] through GEMMs without an activation: up and, where there are three, times the gate, then down; or down alone."""
+    *ups, down = (w.double() for w in weights)
     x = x.double()
-    h = x @ up.T
-    for gate in gates:
+    h = x @ ups[0].T if ups else x
+    for gate in ups[1:]:
         h = h * (x @ gate.T)
     return h @ down.T
 

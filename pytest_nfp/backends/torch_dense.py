@@ -17,11 +17,9 @@ PACKED_ROWS = 16
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
-    """X [b*N, d] -> x @ W1.T @ W2.T with W1 [f, d], W2 [d, f], on the case's device in its dtype."""
-    dense, hidden = case.subject.dense, case.subject.hidden
-    assert dense is not None
+    """X [b*N, d] -> x @ W1.T @ W2.T with W1 [f, d], W2 [d, f], or one GEMM, on the case's device in its dtype."""
     device, dtype, generator = places.device_of(case), places.dtype_of(case), places.generator_of(case, seed)
-    shapes = [(dense.width, hidden)] * (dense.matrices - 1) + [(hidden, dense.width)]
+    shapes = case.gemms
     bank_bytes = dtype.itemsize * sum(n * k for n, k in shapes)
     count = banks_needed(bank_bytes, cache_bytes)
 
@@ -46,14 +44,14 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         raise Unsupported(f"torch has no dense kernel named {case.kernel!r}; there are matmul and onednn-packed")
 
     def build(positions: int) -> tuple[Forward, torch.Tensor]:
-        x = drawn(case.batch * positions, hidden)
+        x = drawn(case.batch * positions, shapes[0][1])
         turn = cycle(banks)
 
         def run() -> torch.Tensor:
-            up, *gate, down = next(turn)
-            h = linear(x, up)
-            for g in gate:
-                h = h * linear(x, g)
+            *ups, down = next(turn)
+            h = linear(x, ups[0]) if ups else x
+            for gate in ups[1:]:
+                h = h * linear(x, gate)
             return linear(h, down)
 
         return run, x

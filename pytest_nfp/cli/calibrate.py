@@ -1,4 +1,4 @@
-"""nfp calibrate: fit the tile roofline to recorded curves, or to this machine's CPU."""
+"""nfp calibrate: fit the tile roofline to recorded curves, or to a short run on this machine's CPU or GPU."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_nfp import catalog
+from pytest_nfp.calibrated import own_calibrations
 from pytest_nfp.catalog import CALIBRATIONS, UnknownName
 from pytest_nfp.files import read_yaml, write_atomically
 from pytest_nfp.recordings.errors import NoRecording
 
 if TYPE_CHECKING:
+    from pytest_nfp.devices import Device
     from pytest_nfp.recordings.fit import Fitted
 
 Module = Literal["dense", "moe"]
@@ -25,20 +27,25 @@ def add(commands: Any) -> None:
     """Declare the command."""
     p = commands.add_parser(
         "calibrate",
-        help="fit the tile roofline to recorded curves or to this CPU",
+        help="fit the tile roofline to recorded curves or to this device",
         description="Fits effective bandwidth, compute by tile height, overlap and costs for each GPU, framework, kernel and dtype,"
         " cross-validates over shapes, and writes the calibrations. The same recordings give the same bytes.",
-        epilog="example: nfp calibrate --from recorded --gpu h200 --output calibrations.yaml",
+        epilog="examples: nfp calibrate --from recorded --gpu h200 --output calibrations.yaml;"
+        " nfp calibrate --from device measures GEMMs, and the experts of the vLLM or SGLang that is installed",
     )
     p.add_argument("--from", dest="source", choices=("recorded", "device"), default="recorded", help="default recorded")
-    p.add_argument("--gpu", action="append", default=[], help="catalog name; repeatable (default: all recorded ones)")
+    p.add_argument(
+        "--gpu",
+        action="append",
+        default=[],
+        help="catalog name; repeatable (default: all recorded ones, or the device here)",
+    )
     p.add_argument("--module", choices=MODULES, action="append", default=[], help="default both; repeatable")
     p.add_argument("--dtype", choices=DTYPES, action="append", default=[], help="default all; repeatable")
     p.add_argument(
         "--output",
         type=Path,
-        default=CALIBRATIONS,
-        help="default: the catalog's own file; what it holds of other GPUs, modules and dtypes stays",
+        help="default: the catalog's own file, for a device your cache's (used before the catalog); what it holds of others stays",
     )
     p.set_defaults(run=run)
 
@@ -46,9 +53,11 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     """Fit and write. Raises UnknownName, NoRecording, FileError."""
     if given.source == "device":
-        return _device()
+        return _device(given)
     from pytest_nfp.recordings import aiconfigurator
-    from pytest_nfp.recordings.fit import CalibrationsFile, text_of
+    from pytest_nfp.recordings.fit import text_of
+
+    output = given.output or CALIBRATIONS
 
     jobs = []
     for gpu in given.gpu or sorted(aiconfigurator.SYSTEMS):
@@ -59,9 +68,7 @@ def run(given: argparse.Namespace) -> int:
                 aiconfigurator.table_path(name, "vllm", "0", module)  # says what is missing
             frameworks = dict.fromkeys(b.framework for b in backends)
             jobs += [(name, f, module, dtype) for f in frameworks for dtype in given.dtype or DTYPES]
-    kept = {}
-    if given.output.exists():
-        kept = {f.key: f for f in read_yaml(given.output, CalibrationsFile).calibrations}
+    kept = _kept(output)
     written = 0
     with ProcessPoolExecutor() as pool:
         for found in pool.map(_fit, jobs):
@@ -70,12 +77,12 @@ def run(given: argparse.Namespace) -> int:
                 if calibrated is not None:
                     fitted, residuals = calibrated
                     kept[fitted.key] = fitted
-                    write_atomically(fitted.residuals_path(given.output), residuals)
+                    write_atomically(fitted.residuals_path(output), residuals)
                     written += 1
     if not written:
         raise NoRecording("nothing could be fitted, so nothing was written")
-    write_atomically(given.output, text_of(list(kept.values())))
-    print(f"wrote {given.output}")
+    write_atomically(output, text_of(list(kept.values())))
+    print(f"wrote {output}")
     return 0
 
 
@@ -91,31 +98,96 @@ def _fit(job: tuple[str, str, Module, str]) -> list[tuple[str, tuple[Fitted, str
         name = f"{gpu} {framework} {family} {dtype}"
         try:
             joined, _ = fit.join([c for c in mine if c.family == family])
-            one, residuals = fit.calibrate(joined, aiconfigurator.path_of_curve)
+            one, residuals = fit.calibrate(joined, aiconfigurator.digest([j.curve for j in joined]))
         except fit.NoFit as reason:
             found.append((f"  {name}: no calibration: {reason}", None))
             continue
-        said = (
-            f"{name}: {one.curves} curves of {one.shapes} shapes, T error {one.error:.1%}, N_max within one step"
-            f" {one.within_one_step:.0%}, in its interval {one.covered:.0%} (held-out shapes)"
-        )
-        found.append((said, (one, residuals)))
+        found.append((said_of(one), (one, residuals)))
     return found
 
 
-def _device() -> int:
-    """The CPU's own calibration, made now or taken from the cache."""
-    from pytest_nfp.devices import find_device
+def _device(given: argparse.Namespace) -> int:
+    """This machine's CPU (from the cache, or made now) or its GPU. Raises UnknownName where the device is not here."""
+    from pytest_nfp.devices import detect, find_device
+    from pytest_nfp.devices.lock import device_lock
+
+    if len(given.gpu) > 1:
+        raise UnknownName("one device is calibrated at a time: give one --gpu, or none for the one that is here")
+    gpu = given.gpu[0] if given.gpu else detect()
+    device, reason = find_device(gpu if gpu == "cpu" else catalog.gpu(gpu).name)
+    if device is None:
+        raise UnknownName(reason)
+    with device_lock(device):
+        return _cpu(device) if gpu == "cpu" else _gpu(device, given)
+
+
+def _cpu(device: Device) -> int:
     from pytest_nfp.granularity.artifacts import cache_folder
     from pytest_nfp.measure.calibrate import load_or_calibrate
 
-    device, reason = find_device("cpu")
-    if device is None:
-        raise UnknownName(reason)
-    found = load_or_calibrate(device, cache_folder("calibrations"), 0, lambda text: print(f"  {text}", file=sys.stderr))
+    found = load_or_calibrate(device, cache_folder("calibrations"), 0, _say)
     for kernel, c in found.kernels.items():
         verdict = "describes it" if c.describes else f"does not describe it: {c.cause}"
         print(
             f"{kernel}: {c.flops:.3g} FLOP/s, {c.bandwidth:.3g} B/s, overlap {c.overlap}, error {c.error:.1%}; {verdict}"
         )
     return 0
+
+
+def _gpu(device: Device, given: argparse.Namespace) -> int:
+    """Measure, fit and write what can be run here. Raises NoRecording where nothing could be fitted."""
+    from pytest_nfp.measure import device_curves as run
+    from pytest_nfp.recordings import fit
+
+    if others := set(given.dtype) - {"bf16"}:
+        raise UnknownName(f"a device run measures bf16, not {', '.join(sorted(others))}: --from recorded has those")
+    frameworks = run.installed()
+    wanted = given.module or MODULES
+    if not frameworks and "moe" in wanted:
+        _say("neither vllm nor sglang is installed, so no experts are measured")
+    cases = [c for c in run.calibration_cases(device, frameworks) if c.module in wanted]
+    curves = run.measured(cases, device, say=_say)
+    output = given.output or own_calibrations()
+    kept = _kept(output)
+    written = 0
+    for framework, family in sorted({(c.framework, c.family) for c in curves}):
+        mine = [c for c in curves if (c.framework, c.family) == (framework, family)]
+        joined, left_out = fit.join(mine)
+        for why, count in left_out.items():
+            _say(f"left out: {count} curves of {framework}: {why}")
+        try:
+            one, residuals = fit.calibrate(joined, run.digest(mine), "measured", device.processors)
+        except fit.NoFit as reason:
+            _say(f"{device.gpu} {framework} {family} bf16: no calibration: {reason}")
+            continue
+        print(said_of(one))
+        kept[one.key] = one
+        write_atomically(one.residuals_path(output), residuals)
+        written += 1
+    if not written:
+        raise NoRecording("nothing could be fitted, so nothing was written; what was left out, and why, is said above")
+    write_atomically(output, fit.text_of(list(kept.values())))
+    used = (
+        "used before the catalog's" if output == own_calibrations() else "not used by itself: --output chose the file"
+    )
+    print(f"wrote {output}, {used}")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def _kept(output: Path) -> dict[tuple[str, str, str, str], Fitted]:
+    """What the file holds already. Raises FileError."""
+    from pytest_nfp.recordings.fit import CalibrationsFile
+
+    return {f.key: f for f in read_yaml(output, CalibrationsFile).calibrations} if output.exists() else {}
+
+
+def said_of(c: Fitted) -> str:
+    """A calibration in one line."""
+    return (
+        f"{' '.join(c.key)}: {c.curves} curves of {c.shapes} shapes, T error {c.error:.1%}, N_max within one step"
+        f" {c.within_one_step:.0%}, in its interval {c.covered:.0%} (held-out shapes)"
+    )

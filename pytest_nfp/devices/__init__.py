@@ -41,7 +41,7 @@ class Device:
 
     gpu: its catalog name, or cpu. identity: what decides the kernels and the speed, compared between runs. timer: the
     clock's name, which is part of what a latency means. time_us: runs a forward once and returns its latency in
-    microseconds. cache_bytes: last-level cache. read: a Reading. clock_drift: how far its clock may move within a run.
+    microseconds. cache_bytes: last-level cache. processors: multiprocessors of a GPU. read: a Reading. clock_drift: how far its clock may move within a run.
     known_length: a forward that lasts that many microseconds, for the self-test of the timer. launch_us: (device, host)
     microseconds of one forward, where the two differ. kernels: names of what one forward runs. ready: what is timed in
     place of a forward (a captured graph), given how many forwards its banks take in turn. now and rest: the clock of
@@ -54,6 +54,7 @@ class Device:
     time_us: Callable[[Forward], float]
     cache_bytes: int
     torch_release: str
+    processors: int | None = None
     timer: str = "perf-counter"
     read: Callable[[], Reading] = Reading
     clock_drift: float = 0.04

@@ -43,6 +43,7 @@ def device(gpu: str, timer: str = "auto") -> Device:
         time_us=_cupti_timer() if timer == CUPTI else time_us,
         cache_bytes=properties.L2_cache_size,
         torch_release=torch.__version__.split("+")[0],
+        processors=properties.multi_processor_count,
         timer=timer,
         read=lambda: nvml.read(handle),
         known_length=None if clock is None else lambda us: lambda: torch.cuda._sleep(int(us * clock)),

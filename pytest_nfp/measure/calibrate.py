@@ -27,7 +27,7 @@ from pytest_nfp.devices import Device
 from pytest_nfp.files import read_yaml, write_atomically
 from pytest_nfp.granularity import granularity_of
 from pytest_nfp.measure.curve import Curve
-from pytest_nfp.measure.protocol import Protocol
+from pytest_nfp.measure.protocol import CALIBRATION
 from pytest_nfp.measure.sweep import sweep
 from pytest_nfp.predict import Figures, module_work
 from pytest_nfp.principle import Calibration, find_boundary, predict_boundary
@@ -35,7 +35,6 @@ from pytest_nfp.principle.agreement import compare, match_slack, sweep_step
 from pytest_nfp.principle.tile_roofline import Work
 
 POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-PROTOCOL = Protocol("calibration", None, 3, 10, 10, math.inf, adaptive=False)
 TOLERANCE = 0.20
 MATCH_TOLERANCE = 0.15
 
@@ -101,7 +100,7 @@ def load_or_calibrate(device: Device, folder: Path, seed: int, progress: Callabl
                     prepared.forward,
                     grid,
                     device,
-                    PROTOCOL,
+                    CALIBRATION,
                     TOLERANCE,
                     case.baseline_positions,
                     seed,

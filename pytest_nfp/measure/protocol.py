@@ -46,3 +46,5 @@ PROTOCOLS = {
         Protocol("quick", None, 1, 6, 24, 5.0, adaptive=True, refine=True, share=1 / 100),
     )
 }
+CALIBRATION = Protocol("calibration", None, 3, 10, 10, math.inf, adaptive=False)
+"""Every N of a fixed grid: what a fit is made from."""

@@ -6,6 +6,7 @@ clocks, latency in milliseconds. What is left out, and why, is in `curve`: each 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from functools import lru_cache
 from importlib import metadata, util
@@ -99,9 +100,12 @@ def table_path(gpu: str, framework: str, release: str, module: str) -> Path:
     return path
 
 
-def path_of_curve(curve: RecordedCurve) -> Path:
-    """The table that a curve was read from."""
-    return table_path(curve.gpu, curve.framework, curve.release, curve.module)
+def digest(curves: Iterable[RecordedCurve]) -> str:
+    """SHA-256 of the tables that curves were read from."""
+    found = hashlib.sha256()
+    for path in sorted({table_path(c.gpu, c.framework, c.release, c.module) for c in curves}):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def source_of(path: Path) -> str:

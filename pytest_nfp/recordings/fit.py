@@ -7,14 +7,14 @@ T(N)/T(N0) with a robust loss, every curve with the same weight, from two starts
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -50,10 +50,10 @@ class Joined:
 
 
 class Fitted(BaseModel):
-    """A calibration as catalog/calibrations.yaml holds it.
+    """A calibration as catalog/calibrations.yaml and a machine's own file hold it.
 
-    error: median |T predicted / T - 1| on held-out shapes; within_one_step: share of held-out curves whose N_max lies within
-    one grid step; spread and latency_spread: 5th and 95th percentile of the predicted over the recorded T(N)/T(N0) where
+    kind: of what it was fitted to. error: median |T predicted / T - 1| on held-out shapes; within_one_step: share of
+    held-out curves whose N_max lies within one grid step; spread and latency_spread: 5th and 95th percentile of the predicted over the recorded T(N)/T(N0) where
     that is at most 2, and over the recorded T; covered: share whose recorded N_max lies in the interval from the spread.
     """
 
@@ -82,6 +82,7 @@ class Fitted(BaseModel):
     releases: tuple[str, ...]
     source: str
     sha256: str
+    kind: Literal["recorded", "measured"] = "recorded"
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -160,16 +161,19 @@ def work_of(curve: RecordedCurve, granularity: Granularity | None) -> tuple[Work
     return tuple(moe_work(rows, 1, curve.routing, *dimensions, s, tile, 3, columns) for rows in points)
 
 
-def fit(joined: Sequence[Joined]) -> Calibration:
-    """The calibration of these curves' kernel. Raises NoFit where too few shapes are there or the fit does not converge."""
+def fit(joined: Sequence[Joined], processors: int | None = None) -> Calibration:
+    """The calibration of these curves' kernel. processors: of the GPU; None takes the catalog's.
+
+    Raises NoFit where too few shapes are there or the fit does not converge.
+    """
     from scipy.optimize import least_squares
 
     if len({j.curve.shape for j in joined}) < MIN_SHAPES:
         raise NoFit(f"{len({j.curve.shape for j in joined})} shapes are too few: a fit needs {MIN_SHAPES}")
     gpu = catalog.gpu(joined[0].curve.gpu)
-    if gpu.multiprocessors is None:
+    known, dtype = processors or gpu.multiprocessors, joined[0].curve.dtype
+    if known is None:
         raise NoFit(f"the catalog does not know how many multiprocessors {gpu.name} has")
-    processors, dtype = gpu.multiprocessors, joined[0].curve.dtype
     tiles = [t for t in TILES if any(w.tile == t for j in joined for w in j.work)]
     curves = [
         _thinned([(w, math.log(p.latency_us)) for w, p in zip(j.work, j.curve.points, strict=True) if _is_used(j, p)])
@@ -194,7 +198,7 @@ def fit(joined: Sequence[Joined]) -> Calibration:
             math.exp(fixed),
             tuple((t, math.exp(s)) for t, s in zip(tiles, shares, strict=True)) if tiles else (),
             math.exp(block) if present["block"] else 0.0,
-            processors,
+            known,
             math.exp(activation) if present["activations"] else None,
         )
 
@@ -372,9 +376,9 @@ def leftover(joined: Sequence[Joined], c: Calibration) -> tuple[list[Place], Res
     return places, krige(places, log_ratios, c.processors)
 
 
-def fitted_predictor(joined: Sequence[Joined]) -> Callable[[Joined], list[float]]:
+def fitted_predictor(joined: Sequence[Joined], processors: int | None = None) -> Callable[[Joined], list[float]]:
     """What these curves say of others: calibration and residuals. Raises NoFit."""
-    c = fit(joined)
+    c = fit(joined, processors)
     return by_calibration(c, leftover(joined, c)[1])
 
 
@@ -399,18 +403,20 @@ def cross_validate(
     return total
 
 
-def calibrate(joined: Sequence[Joined], path_of: Callable[[RecordedCurve], Path]) -> tuple[Fitted, str]:
+def calibrate(
+    joined: Sequence[Joined],
+    sha256: str,
+    kind: Literal["recorded", "measured"] = "recorded",
+    processors: int | None = None,
+) -> tuple[Fitted, str]:
     """The calibration of one GPU, framework, kernel and dtype, with its cross-validated figures; and its residuals' file.
 
-    Raises NoFit.
+    sha256: of what the curves were read from. processors: of the GPU; None takes the catalog's. Raises NoFit.
     """
-    c = _rounded(fit(joined))
+    c = _rounded(fit(joined, processors))
     places, residuals = leftover(joined, c)
-    held_out = cross_validate(joined)
+    held_out = cross_validate(joined, partial(fitted_predictor, processors=processors))
     first = joined[0].curve
-    digest = hashlib.sha256()
-    for path in sorted({path_of(j.curve) for j in joined}):
-        digest.update(path.read_bytes())
     fitted = Fitted(
         gpu=first.gpu,
         framework=first.framework,
@@ -435,7 +441,8 @@ def calibrate(joined: Sequence[Joined], path_of: Callable[[RecordedCurve], Path]
         latency_spread=percentiles([1 + e for e in held_out.signed]),
         releases=tuple(sorted({j.curve.release for j in joined})),
         source=first.source.partition(":")[0],
-        sha256=digest.hexdigest(),
+        sha256=sha256,
+        kind=kind,
     )
     return fitted, residuals_text(places, residuals)
 
@@ -477,6 +484,7 @@ def text_of(fitted: Sequence[Fitted]) -> str:
     """The file's text: a stable order, the same bytes for the same recordings."""
     import yaml
 
-    rows: list[dict[str, Any]] = [f.model_dump(mode="json") for f in sorted(fitted, key=lambda f: f.key)]
+    # What is recorded is not said: no field but `kind` has a default.
+    rows = [f.model_dump(mode="json", exclude_defaults=True) for f in sorted(fitted, key=lambda f: f.key)]
     body: str = yaml.safe_dump({"schema": 1, "calibrations": rows}, sort_keys=False, default_flow_style=None, width=140)
-    return "# Written by `nfp calibrate --from recorded`: the tile roofline fitted to recorded curves.\n" + body
+    return "# Written by `nfp calibrate`: the tile roofline fitted to recorded or measured curves.\n" + body

@@ -112,8 +112,13 @@ class Library:
 
 
 @lru_cache(maxsize=64)
-def read(gpu: str, framework: str, release: str, module: Module, dtype: str = "bf16") -> Library:
-    """The library of one table. Raises NoRecording where it is not there, or has other columns than are known."""
+def read(
+    gpu: str, framework: str, release: str, module: Module, dtype: str = "bf16", in_cache: bool = False
+) -> Library:
+    """The library of one table; in_cache: also the curves whose weights stay in the cache between forwards.
+
+    Raises NoRecording where it is not there, or has other columns than are known.
+    """
     path = aiconfigurator.table_path(gpu, framework, release, module)
     if dtype not in DTYPES:
         raise NoRecording(f"recordings are read for {', '.join(DTYPES)}, not for {dtype}")
@@ -133,20 +138,20 @@ def read(gpu: str, framework: str, release: str, module: Module, dtype: str = "b
     found = []
     for key, latencies in sorted(grouped.items(), key=lambda item: str(item[0])):
         curve = _curve(gpu, framework, release, module, dtype, key, latencies, path)
-        if reason := _unusable(curve, device):
+        if reason := _unusable(curve) or ("" if in_cache else _cached(curve, device)):
             left_out[reason] += 1
         else:
             found.append(curve)
     return Library(tuple(found), {reason: n for reason, n in sorted(left_out.items()) if n})
 
 
-def read_all(gpus: Iterable[str], module: Module, dtype: str = "bf16") -> Library:
+def read_all(gpus: Iterable[str], module: Module, dtype: str = "bf16", in_cache: bool = False) -> Library:
     """The library of every vLLM and SGLang table of these GPUs."""
     curves: list[RecordedCurve] = []
     left_out: Counter[str] = Counter()
     for gpu in gpus:
         for backend in aiconfigurator.releases(gpu, module):
-            one = read(gpu, backend.framework, backend.release, module, dtype)
+            one = read(gpu, backend.framework, backend.release, module, dtype, in_cache)
             curves += one.curves
             left_out.update(one.left_out)
     return Library(tuple(curves), dict(sorted(left_out.items())))
@@ -225,7 +230,7 @@ def _curve(
     )
 
 
-def _unusable(c: RecordedCurve, gpu: Gpu) -> str:
+def _unusable(c: RecordedCurve) -> str:
     """Why a curve can't be compared with a model of its kernel; empty if it can."""
     if (c.hidden, c.experts) == (7168, 256) and (c.framework, c.release) in aiconfigurator.GROUP_LIMITED:
         return "group-limited routing: about half of the experts are active"
@@ -233,6 +238,11 @@ def _unusable(c: RecordedCurve, gpu: Gpu) -> str:
         return "the grid ends before all experts are active"
     if sum(p.positions >= c.base for p in c.points) < MIN_POINTS:
         return f"fewer than {MIN_POINTS} points from N0 on"
+    return ""
+
+
+def _cached(c: RecordedCurve, gpu: Gpu) -> str:
+    """Why the weights were not all read from memory in each forward; empty if they were."""
     smallest = aiconfigurator.MIN_EXPERTS_BYTES if c.module == "moe" else aiconfigurator.MIN_GEMM_BYTES
     if c.weight_bytes < smallest:
         return f"weights under {smallest / 1e6:.0f} MB stay in the cache between forwards"

@@ -56,6 +56,15 @@ def test_dense_is_two_gemms(kernel: str, batch: int, positions: int) -> None:
     torch.testing.assert_close(run(case, positions), x @ weights[0][0].T @ weights[0][1].T, rtol=1e-4, atol=1e-5)
 
 
+def test_a_single_gemm_and_a_gated_ffn_are_right_by_their_own_check() -> None:
+    """[rows, k] x [k, n] of a case with `gemm`; three matrices: up times gate, then down."""
+    gated = DENSE.subject.model_copy(update={"dense": Dense(width=96, matrices=3)})
+    for case in (replace(DENSE, gemm=(48, 80)), replace(DENSE, subject=gated)):
+        prepared = backends.prepare(case, 0, 1000)
+        assert prepared.check is not None and prepared.check(3) == ""
+    assert run(replace(DENSE, gemm=(48, 80)), 3).shape == (3, 48)
+
+
 @pytest.mark.parametrize("routing", ["balanced", "skewed"])
 @pytest.mark.parametrize("positions", [1, 3, 4, 9])
 def test_moe_is_the_weighted_sum_of_its_experts(routing: str, positions: int) -> None:

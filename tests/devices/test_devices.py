@@ -81,7 +81,9 @@ class Cuda:
             def wait_stream(self, other: object) -> None:
                 done.append("wait_stream")
 
-        properties = SimpleNamespace(name="NVIDIA H20", total_memory=96, L2_cache_size=60, uuid="abc")
+        properties = SimpleNamespace(
+            name="NVIDIA H20", total_memory=96, L2_cache_size=60, uuid="abc", multi_processor_count=78
+        )
         for name, value in {
             "Event": Event,
             "Stream": Stream,

@@ -13,7 +13,6 @@ from pytest_nfp.files import FileError, read_yaml
 from pytest_nfp.measure import sweep
 from pytest_nfp.measure.calibrate import (
     POSITIONS,
-    PROTOCOL,
     CalibrationFile,
     KernelCalibration,
     calibration_cases,
@@ -22,6 +21,7 @@ from pytest_nfp.measure.calibrate import (
     load_or_calibrate,
 )
 from pytest_nfp.measure.curve import Curve
+from pytest_nfp.measure.protocol import CALIBRATION
 from pytest_nfp.predict import module_work
 from pytest_nfp.principle import Calibration
 from pytest_nfp.testing import Noise, Simulated, staircase
@@ -45,7 +45,7 @@ def curves(c: Calibration, bend: Callable[[int], float], noise: float) -> list[C
     for i, case in enumerate(CASES):
         work = module_work(case, None)
         machine = Simulated(lambda n, w=work: (w(n).latency_us(c) + c.fixed_us) * bend(n), Noise(noise), i)  # type: ignore[misc]
-        found.append(sweep(machine.forward, POSITIONS, machine.device(), PROTOCOL))
+        found.append(sweep(machine.forward, POSITIONS, machine.device(), CALIBRATION))
     return found
 
 

@@ -15,8 +15,15 @@ Module = Literal["dense", "moe", "attention", "own"]
 FRAMEWORKS: dict[Module, tuple[str, ...]] = {
     "dense": ("vllm", "sglang", "torch"),
     "moe": ("vllm", "sglang", "torch"),
-    "attention": ("flash-attn", "flashinfer-python", "flash-attn-3", "flash-attn-4", "torch"),
+    "attention": ("flash-attn", "flashinfer-python", "flash-attn-3", "flash-attn-4", "torch", "vllm"),
 }
+NO_RULE = {("torch", "moe"), ("torch", "attention"), ("vllm", "attention")}
+"""GPU kernels that publish no tile rule: nothing is asked of them but where a device can measure their boundary."""
+GPU_KERNELS: dict[tuple[str, Module], tuple[str, ...]] = {
+    ("flash-attn", "attention"): ("contiguous",),
+    ("flashinfer-python", "attention"): ("decode-at-1",),
+}
+"""Variants that are measured too where a device is here, beside the one that has no name."""
 OURS = frozenset(f for fs in FRAMEWORKS.values() for f in fs)
 """Frameworks that the project itself names; a package may register others."""
 ALIASES = {"flashinfer": "flashinfer-python", "flash-attention": "flash-attn", "flash_attn": "flash-attn"}
@@ -141,15 +148,23 @@ def frameworks(module: Module, gpu: str) -> list[str]:
 
 
 def expand(
-    gpu: str, backend: Backend, module: Module, subject: Model, routings: Sequence[Routing] = ROUTINGS
+    gpu: str,
+    backend: Backend,
+    module: Module,
+    subject: Model,
+    routings: Sequence[Routing] = ROUTINGS,
+    dtype: str | None = None,
 ) -> Iterator[Case]:
-    """Every case of a module of a subject by one backend, on the subject's own grid; of experts, under these routings."""
+    """Every case of a module of a subject by one backend, on the subject's own grid; of experts, under these routings.
+
+    dtype: FP32 on a CPU and BF16 on a GPU where none is given.
+    """
     if module == "own" or backend.framework not in frameworks(module, gpu) or getattr(subject, module) is None:
         return
     if module == "dense" and subject.moe is not None:
         return  # A MoE model's few dense layers do not bound it: the principle has no dense term for it.
     on_cpu = gpu == "cpu"
-    base = Case(gpu, backend, module, subject, "fp32" if on_cpu else "bf16")
+    base = Case(gpu, backend, module, subject, dtype or ("fp32" if on_cpu else "bf16"))
     for kernel in CPU_KERNELS[module] if on_cpu and backend.framework == "torch" else (None,):
         for batch in subject.batch:
             case = replace(base, kernel=kernel, batch=batch)

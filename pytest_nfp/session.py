@@ -12,7 +12,17 @@ from typing import Any
 
 from pytest_nfp import __version__, backends, baselines, calibrated, catalog, journal, recordings, records, registry
 from pytest_nfp.baselines import BaselineFile, CaseBaseline
-from pytest_nfp.cases import OURS, Backend, Case, Module, expand, frameworks, parse_backend
+from pytest_nfp.cases import (
+    GPU_KERNELS,
+    NO_RULE,
+    OURS,
+    Backend,
+    Case,
+    Module,
+    expand,
+    frameworks,
+    parse_backend,
+)
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.devices import Device, detect, find_device
 from pytest_nfp.devices.lock import TooLong, device_lock, time_limit
@@ -77,7 +87,7 @@ class Session:
     _baselines: dict[tuple[str, Backend, str], tuple[BaselineFile, Backend] | None] = field(default_factory=dict)
     _devices: dict[str, tuple[Device | None, str]] = field(default_factory=dict)
     _predicted: dict[Case, tuple[Predicted, Granularity | None]] = field(default_factory=dict)
-    _figures: dict[str, Figures] = field(default_factory=dict)
+    _figures: dict[tuple[str, str], Figures] = field(default_factory=dict)
 
     # Names
 
@@ -129,7 +139,7 @@ class Session:
             chosen = []
             for text in self.settings.backend:
                 backend = parse_backend(text)
-                if backend.framework not in known:
+                if backend.framework not in known or not self._is_asked(gpu, backend.framework, module):
                     continue
                 if backend.release:
                     chosen.append(backend)
@@ -143,17 +153,23 @@ class Session:
             return chosen
         chosen = []
         for framework in known:
+            if not self._is_asked(gpu, framework, module):
+                continue
             release = _installed(framework)
             if framework == "torch":
-                # Its GEMMs on a GPU that is here; its experts and attention publish no rule there.
-                device, _ = (
-                    self.device(gpu)
-                    if module == "dense" and self.settings.measure in ("auto", "device")
-                    else (None, "")
-                )
+                # Its GEMMs on a GPU that is here; its experts and attention where they are asked for by name.
+                device = self._measuring(gpu) if module == "dense" else None
                 release = device.torch_release if device else None
             chosen += [Backend(framework, release)] if release else [b for b in stored if b.framework == framework]
         return chosen
+
+    def _measuring(self, gpu: str) -> Device | None:
+        """The device, if this run measures on it."""
+        return self.device(gpu)[0] if self.settings.measure in ("auto", "device") else None
+
+    def _is_asked(self, gpu: str, framework: str, module: Module) -> bool:
+        """Kernels that publish no rule have nothing but a boundary, and no recording: a device must be here."""
+        return (framework, module) not in NO_RULE or self._measuring(gpu) is not None
 
     def _cpu_backends(self, known: Sequence[str]) -> list[Backend]:
         """Torch, and every other framework that is installed here and has a forward; or those of them that are asked for."""
@@ -200,16 +216,17 @@ class Session:
             if (gpu == "cpu" and question != "boundary") or (question == "granularity" and module == "dense"):
                 continue
             for backend in self.backends_for(gpu, module):
+                if gpu != "cpu" and question != "boundary" and (backend.framework, module) in NO_RULE:
+                    continue
                 subjects = [catalog.model(n) for n in models] if models else self.subjects_for(gpu, backend)
                 for subject in subjects:
-                    for case in expand(gpu, backend, module, subject, routings):
+                    for case in expand(gpu, backend, module, subject, routings, self.settings.dtype):
                         _check_trace(case)
                         found += self._as_recorded(case)
-        keep = [
-            c
-            for c in dict.fromkeys(found)
-            if (routing is None or c.routing in routing) and self.settings.dtype in (None, c.dtype)
-        ]
+                        if question == "boundary" and gpu != "cpu" and self._measuring(gpu) is not None:
+                            variants = GPU_KERNELS.get((backend.framework, module), ())
+                            found += [replace(case, kernel=name) for name in variants]
+        keep = [c for c in dict.fromkeys(found) if routing is None or c.routing in routing]
         if question == "granularity":
             # The rule does not look at batch, context or routing: one case asks for each map.
             return list({(c.gpu, c.backend, c.subject.name, granularity_key(c)): c for c in reversed(keep)}.values())[
@@ -259,8 +276,8 @@ class Session:
         """Calibration or datasheet of a GPU; of the CPU, the calibration of the case's kernel, made at the first use."""
         if case.gpu != "cpu":
             return calibrated.figures_of(case, granularity)
-        kernel = case.kernel or ""
-        if kernel not in self._figures:
+        asked = (case.kernel or "", case.dtype)
+        if asked not in self._figures:
             from pytest_nfp.measure.calibrate import load_or_calibrate
 
             device, reason = self.device("cpu")
@@ -268,8 +285,8 @@ class Session:
                 raise RuleUnknown(reason)
             folder = artifacts.cache_folder("calibrations")
             calibration = load_or_calibrate(device, folder, self.settings.seed, self.say)
-            self._figures[kernel] = calibration.figures(kernel)
-        return self._figures[kernel]
+            self._figures[asked] = calibration.figures(*asked)
+        return self._figures[asked]
 
     def predicted(self, case: Case) -> tuple[Predicted, Granularity | None]:
         """Both predictors. Raises RuleUnknown where the tile rule is needed and unknown."""
@@ -345,10 +362,15 @@ class Session:
 
     def check_boundary(self, case: Case) -> Verdict:
         """Does the curve leave the tolerance where prediction and baseline say?"""
+        predicted: Predicted | None = None
+        granularity: Granularity | None = None
+        unknown = ""
         try:
             predicted, granularity = self.predicted(case)
         except RuleUnknown as reason:
-            return self._note(case, "boundary", Verdict("UNDECIDED", (f"the rule is unknown: {reason}",)))
+            unknown = f"the rule is unknown: {reason}"
+            if self._measuring(case.gpu) is None:
+                return self._note(case, "boundary", Verdict("UNDECIDED", (unknown,)))
         if resumed := self._resumed(case):
             return resumed
         try:
@@ -361,7 +383,8 @@ class Session:
             return self._note(case, "boundary", Verdict("INVALID", (str(reason),)), predicted, granularity)
         if curve is None:
             return self._note(case, "boundary", why_not, predicted, granularity)
-        verdict = self._judge(case, curve, predicted, self.figures(case, granularity), granularity)
+        figures = None if unknown else self.figures(case, granularity)
+        verdict = self._judge(case, curve, predicted, figures, granularity, unknown)
         if curve.kind == "measured":
             found = self.cases[case.id]
             self.say(f"{case.key} has n_max {found.n_max}, interval {found.n_max_interval}: {verdict.outcome}")
@@ -382,7 +405,9 @@ class Session:
         predicted: Predicted | None,
         figures: Figures | None,
         granularity: Granularity | None,
+        unknown: str = "",
     ) -> Verdict:
+        """unknown: why there is no prediction, said where nothing else could be held against the curve."""
         boundary = curve.boundary(self.settings.tolerance)
         if boundary is None:
             verdict = Verdict("INVALID" if curve.invalid else "UNDECIDED", curve.invalid or ("no point was measured",))
@@ -413,6 +438,8 @@ class Session:
             entry = self._update_case(case)
             entry.measured = baselines.measured_of(curve, boundary, agrees, because, runs)
             verdict = Verdict("PASS", ("baseline written" + ("" if agrees else f", prediction deviates: {because}"),))
+        if unknown and verdict.outcome == "UNDECIDED":
+            verdict = replace(verdict, reasons=(*verdict.reasons, unknown))
         return self._note(case, "boundary", verdict, predicted, granularity, curve, boundary)
 
     def _curve(self, case: Case, granularity: Granularity | None) -> tuple[Curve | None, Verdict]:

@@ -19,6 +19,7 @@ Measure = Literal["auto", "device", "recorded", "none"]
 Protocol = Literal["adaptive", "paper", "quick"]
 Timer = Literal["auto", "perf-counter", "cuda-events", "cuda-graph", "cupti"]
 Gate = Literal["any", "boundary"]
+Dtype = Literal["bf16", "fp16", "fp32", "fp8", "fp8-block", "int4"]
 Update = Literal["missing", "changed", "all"]
 
 
@@ -117,7 +118,12 @@ OPTIONS = (
         "routing(s) of experts: balanced and skewed (default), uniform, trace:FILE (a CSV line token,expert,... a token)",
         repeatable=True,
     ),
-    Option("dtype", None, str, "keep the cases of this dtype, such as bf16"),
+    Option(
+        "dtype",
+        None,
+        _choice(get_args(Dtype)),
+        f"dtype of the weights: {', '.join(get_args(Dtype))} (default bf16 on a GPU, fp32 on a CPU)",
+    ),
     Option("tolerance", 0.20, _share, "epsilon: allowed relative increase of latency over T(N0) (default 0.2)"),
     Option("match-tolerance", 0.15, _share, "allowed relative distance of a boundary from its prediction and baseline"),
     Option(

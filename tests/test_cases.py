@@ -58,3 +58,13 @@ def test_backends_are_parsed_with_their_common_names() -> None:
         parse_backend("vlm==1")
     with pytest.raises(UnknownName, match="not a version"):
         parse_backend("vllm==new")
+
+
+def test_the_option_offers_the_dtypes_that_cases_know() -> None:
+    """--nfp-dtype is declared where nothing heavy is imported: its list is the same."""
+    from typing import get_args
+
+    from pytest_nfp.cases import BYTES_PER_ELEMENT
+    from pytest_nfp.settings import Dtype
+
+    assert set(get_args(Dtype)) == set(BYTES_PER_ELEMENT)

@@ -322,3 +322,49 @@ def test_samples_are_in_the_record_on_request(monkeypatch: pytest.MonkeyPatch, t
     assert found.timer == "simulated"
     assert found.plateaus[0] == (1, 16, 100.0)
     assert simulated(monkeypatch, [Simulated(staircase(16))], tmp_path).check_boundary(DENSE)
+
+
+def on_a_device(monkeypatch: pytest.MonkeyPatch, gpu: str, **changed: object) -> Session:
+    machine = Simulated(staircase(16), Noise(0.01), 1)
+    monkeypatch.setattr(session_module, "find_device", lambda name, timer: (machine.device(gpu=name), ""))
+    monkeypatch.setattr(
+        backends,
+        "prepare",
+        lambda case, seed, cache_bytes: Prepared(machine.forward, 100, 10**9, "simulated", 1),
+    )
+    return session(gpu=(gpu,), **changed)
+
+
+def test_kernels_without_a_rule_are_measured_where_a_device_is_and_asked_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM's attention on a GPU: no case without the device; with it a boundary, UNDECIDED with the reason, and its curve."""
+    asked = {"backend": ("vllm==0.33.0",), "model": ("attention-mha-32x128",)}
+    assert session(gpu=("h200",), **asked).expand("boundary", "attention") == []
+    s = on_a_device(monkeypatch, "h200", **asked)
+    assert s.expand("granularity", "attention") == []
+    assert s.expand("prediction", "attention") == []
+    case = s.expand("boundary", "attention")[0]
+    verdict = s.check_boundary(case)
+    assert verdict.outcome == "UNDECIDED"
+    assert "vllm's attention kernels on a GPU publish no tile rule" in verdict.reasons[-1]
+    assert s.cases[case.id].n_max == 16
+
+
+def test_variants_of_a_kernel_are_measured_where_a_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer with the decode kernel at one position; nothing more is asked of a GPU that is not here."""
+    asked = {"backend": ("flashinfer-python==0.5.3",), "model": ("attention-mha-32x128",)}
+    assert {c.kernel for c in session(gpu=("h20",), **asked).expand("boundary", "attention")} == {None}
+    s = on_a_device(monkeypatch, "h20", **asked)
+    assert {c.kernel for c in s.expand("boundary", "attention")} == {None, "decode-at-1"}
+    assert {c.kernel for c in s.expand("prediction", "attention")} == {None}
+
+
+def test_another_dtype_makes_cases_of_it_and_a_cpu_has_no_calibration_for_it() -> None:
+    """BF16 on a CPU: the kernel's FP32 numbers say nothing of it."""
+    s = session(gpu=("cpu",), dtype="bf16", model=("dense-ffn-2048x6144",))
+    cases = s.expand("boundary", "dense")
+    assert {c.dtype for c in cases} == {"bf16"}
+    assert {
+        c.dtype for c in session(gpu=("h20",), dtype="fp8", backend=("vllm==0.9.1",)).expand("prediction", "moe")
+    } == {"fp8"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 
@@ -30,14 +32,25 @@ def poison(out: torch.Tensor) -> torch.Tensor:
     return out.fill_(float("nan"))
 
 
-def ffn(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
-    """X [T, d] through GEMMs without an activation: up and, where there are three, times the gate, then down; or down alone."""
-    *ups, down = (w.double() for w in weights)
-    x = x.double()
-    h = x @ ups[0].T if ups else x
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """X [T, k] by weight [n, k] in FP64: [T, n]."""
+    return x.double() @ weight.double().T
+
+
+def ffn(
+    x: torch.Tensor,
+    weights: list[torch.Tensor],
+    linear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = product,
+) -> torch.Tensor:
+    """X [T, d] through GEMMs without an activation: up and, where there are three, times the gate, then down; or down alone.
+
+    linear: a GEMM in FP64, of the values that a kernel of few bits computes with.
+    """
+    *ups, down = weights
+    h = linear(x, ups[0]) if ups else x
     for gate in ups[1:]:
-        h = h * (x @ gate.T)
-    return h @ down.T
+        h = h * linear(x, gate)
+    return linear(h, down)
 
 
 def experts(

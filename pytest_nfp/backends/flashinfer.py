@@ -1,7 +1,7 @@
 """Attention by FlashInfer: its prefill kernels over pages at every N, the backend named (0.5.3 and later).
 
-Verification runs these kernels at every N; an engine's decode step of one position may take the decode wrapper instead. Not
-run on a GPU yet: the logic is tested on the CPU with stand-ins, the calls against the sources of the release.
+Verification runs these kernels at every N; an engine's step of one position may take the decode kernel instead: the variant
+`decode-at-1` does, so that its N = 1 is what the further positions are held to. Not run on a GPU yet: the logic is tested on the CPU with stand-ins, the calls against the sources of the release.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from pytest_nfp.cases import Case
 
 PAGE = 16
 WORKSPACE_BYTES = 128 * 2**20
+DECODE_AT_1 = "decode-at-1"
+"""The variant whose single position takes the decode kernel."""
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     """Raises Unsupported on a CPU, ImportError where FlashInfer is not installed."""
     if case.gpu == "cpu":
         raise Unsupported("FlashInfer runs on a GPU alone")
-    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
     attention = case.subject.attention
     assert attention is not None
@@ -31,19 +33,37 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     def plan(positions: int, table: torch.Tensor, lengths: torch.Tensor) -> paged_attention.Compute:
         batch, device = case.batch, table.device
         used = -(-lengths // PAGE)
-        wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
-        wrapper.plan(
-            qo_indptr=torch.arange(0, (batch + 1) * positions, positions, dtype=torch.int32, device=device),
-            paged_kv_indptr=torch.nn.functional.pad(used.cumsum(0), (1, 0)).to(torch.int32),
-            paged_kv_indices=torch.cat([row[:n] for row, n in zip(table, used.tolist(), strict=True)]),
-            paged_kv_last_page_len=(lengths - 1) % PAGE + 1,
-            num_qo_heads=attention.heads,
-            num_kv_heads=attention.kv_heads,
-            head_dim_qk=attention.head_dim,
-            page_size=PAGE,
-            causal=True,
-            q_data_type=places.dtype_of(case),
-        )
+        # Where each request's pages begin, which they are, and how many tokens its last one has.
+        begin = torch.nn.functional.pad(used.cumsum(0), (1, 0)).to(torch.int32)
+        pages = torch.cat([row[:n] for row, n in zip(table, used.tolist(), strict=True)])
+        filled = (lengths - 1) % PAGE + 1
+        if case.kernel == DECODE_AT_1 and positions == 1:
+            wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
+            wrapper.plan(
+                begin,
+                pages,
+                filled,
+                attention.heads,
+                attention.kv_heads,
+                attention.head_dim,
+                PAGE,
+                q_data_type=places.dtype_of(case),
+                kv_data_type=places.dtype_of(case),
+            )
+        else:
+            wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+            wrapper.plan(
+                qo_indptr=torch.arange(0, (batch + 1) * positions, positions, dtype=torch.int32, device=device),
+                paged_kv_indptr=begin,
+                paged_kv_indices=pages,
+                paged_kv_last_page_len=filled,
+                num_qo_heads=attention.heads,
+                num_kv_heads=attention.kv_heads,
+                head_dim_qk=attention.head_dim,
+                page_size=PAGE,
+                causal=True,
+                q_data_type=places.dtype_of(case),
+            )
 
         def compute(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
             out: torch.Tensor = wrapper.run(q.flatten(0, 1), (keys, values))
@@ -51,4 +71,5 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
 
         return compute
 
-    return paged_attention.prepare(case, seed, cache_bytes, PAGE, plan, f"flashinfer.prefill[{backend}]")
+    name = f"flashinfer.prefill[{backend}]" + (", decode at N=1" if case.kernel == DECODE_AT_1 else "")
+    return paged_attention.prepare(case, seed, cache_bytes, PAGE, plan, name)

@@ -7,37 +7,39 @@ from itertools import cycle
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
+from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness, places
 from pytest_nfp.cases import Case
 
 MAX_POSITIONS = 1024
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
-    """Q [b, H, N, D] over k, v [b, H_kv, L + N, D], FP32 on the CPU.
+    """Q [b, H, N, D] over k, v [b, H_kv, L + N, D], on the case's device in its dtype; on a GPU torch picks the kernel.
 
     No causal mask: torch aligns it to the first cached token, so it would hide the cache from the queries. What a
     causal mask saves, N of L + N keys, is small where L is much longer than N.
     """
     attention, context = case.subject.attention, case.context
     assert attention is not None and context is not None
-    if attention.group != 1:
-        raise Unsupported("the CPU forward of scaled_dot_product_attention is built for MHA alone")
-    generator = torch.Generator().manual_seed(seed)
+    device, dtype, generator = places.device_of(case), places.dtype_of(case), places.generator_of(case, seed)
     shape = (case.batch, attention.kv_heads, context + MAX_POSITIONS, attention.head_dim)
-    bank_bytes = 2 * 4 * case.batch * attention.kv_heads * context * attention.head_dim
-    count = banks_needed(bank_bytes, cache_bytes)
-    banks = [(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)) for _ in range(count)]
+    bank_bytes = 2 * dtype.itemsize * case.batch * attention.kv_heads * context * attention.head_dim
+    count, is_grouped = banks_needed(bank_bytes, cache_bytes), attention.group != 1
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    banks = [(drawn(*shape), drawn(*shape)) for _ in range(count)]
 
     def build(positions: int) -> tuple[Forward, torch.Tensor]:
         if positions > MAX_POSITIONS:
             raise Unsupported(f"the KV cache was made for {MAX_POSITIONS} new positions, not {positions}")
-        q = torch.randn(case.batch, attention.heads, positions, attention.head_dim, generator=generator)
+        q = drawn(case.batch, attention.heads, positions, attention.head_dim)
         turn = cycle([(k[:, :, : context + positions], v[:, :, : context + positions]) for k, v in banks])
 
         def run() -> torch.Tensor:
             k, v = next(turn)
-            return F.scaled_dot_product_attention(q, k, v)
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=is_grouped)
 
         return run, q
 

@@ -7,24 +7,28 @@ from itertools import cycle
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, correctness
+from pytest_nfp.backends import Forward, Prepared, Unsupported, correctness, places
 from pytest_nfp.backends.routes import expert_banks, expert_ids, prepared, starts
 from pytest_nfp.cases import Case
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
-    """X [b*N, d], W13 [E, d, 2f], W2 [E, f, d], FP32 on the CPU. The first expert moves on with every forward."""
+    """X [b*N, d], W13 [E, d, 2f], W2 [E, f, d], on the case's device in its dtype. The first expert moves on with every forward."""
     moe, hidden, top_k = case.subject.moe, case.subject.hidden, case.top_k
     assert moe is not None and top_k is not None
     if not hasattr(F, "grouped_mm"):
         raise Unsupported("this torch has no grouped_mm")
-    generator = torch.Generator().manual_seed(seed)
-    expert_bytes = 4 * 3 * hidden * moe.width
+    device, dtype, generator = places.device_of(case), places.dtype_of(case), places.generator_of(case, seed)
+    expert_bytes = dtype.itemsize * 3 * hidden * moe.width
     count = expert_banks(case, expert_bytes, cache_bytes)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
     banks = [
         (
-            torch.randn(moe.experts, hidden, 2 * moe.width, generator=generator) / hidden**0.5,
-            torch.randn(moe.experts, moe.width, hidden, generator=generator) / moe.width**0.5,
+            drawn(moe.experts, hidden, 2 * moe.width) / hidden**0.5,
+            drawn(moe.experts, moe.width, hidden) / moe.width**0.5,
         )
         for _ in range(count)
     ]
@@ -32,16 +36,16 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     def build(positions: int) -> tuple[Forward, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """The forward, where it writes, and its input with the first expert ids."""
         tokens = case.batch * positions
-        x = torch.randn(tokens, hidden, generator=generator)
-        scores = torch.full((tokens * top_k, 1), 1 / top_k)
+        x = drawn(tokens, hidden)
+        scores = torch.full((tokens * top_k, 1), 1 / top_k, device=device, dtype=dtype)
         ids = [expert_ids(case, positions, start, seed) for start in starts(case, positions)]
         routes = []
-        for flat in (route.flatten() for route in ids):
+        for flat in (route.flatten().to(device) for route in ids):
             order = torch.argsort(flat, stable=True)
             ends = torch.bincount(flat, minlength=moe.experts).cumsum(0).to(torch.int32)
             routes.append((order // top_k, ends))
         turn = cycle([(w13, w2, rows, ends) for w13, w2 in banks for rows, ends in routes])
-        out = torch.empty(tokens, hidden)
+        out = torch.empty(tokens, hidden, device=device, dtype=dtype)
 
         def run() -> torch.Tensor:
             w13, w2, rows, ends = next(turn)
@@ -55,7 +59,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         run, out, (x, ids) = build(positions)
         correctness.poison(out)
         w13, w2 = (w.transpose(1, 2) for w in banks[0])
-        weights = torch.full(ids.shape, 1 / top_k)
-        return correctness.wrong(run(), correctness.experts(x, w13, w2, ids, weights))
+        weights = torch.full(ids.shape, 1 / top_k, device=device)
+        return correctness.wrong(run(), correctness.experts(x, w13, w2, ids.to(device), weights))
 
     return prepared(case, seed, lambda positions: build(positions)[0], check, count, expert_bytes, "torch.grouped_mm")

@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,8 +39,30 @@ def device() -> Device:
         read=read,
         clock_drift=CLOCK_DRIFT,
         known_length=spin,
+        kernels=kernels,
         notes={"platform": platform.platform()},
     )
+
+
+def kernels(forward: Callable[[], object]) -> list[str]:
+    """Names of the operators that one forward computes with, as the dispatcher runs them; views and allocations are none.
+
+    An operator may still choose between kernels by itself: on a CPU no name tells.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: list[str] = []
+
+    class Names(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not (func.is_view or func.overloadpacket.__name__.startswith(("empty", "new_empty", "zero"))):
+                found.append(str(func.overloadpacket).replace(".", "::", 1))
+            return func(*args, **kwargs or {})
+
+    # Under inference mode a composite operator would stay whole: which attention runs is inside one.
+    with torch.no_grad(), Names():
+        forward()
+    return found
 
 
 def time_us(forward: Callable[[], object]) -> float:

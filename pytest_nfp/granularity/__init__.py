@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_nfp import catalog
-from pytest_nfp.cases import OURS, Case
+from pytest_nfp.cases import NO_RULE, OURS, Case
 from pytest_nfp.catalog import Gpu, UnknownName
 from pytest_nfp.granularity import artifacts, attention, cpu_kernels, fused_moe, shipped
 from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, changed_parameters, changed_ranges
@@ -123,8 +123,8 @@ def granularity_of(case: Case, archives: Path | None = None, use_table: bool = T
     if case.gpu == "cpu" or framework not in OURS:
         # What a package registers has no rule here: one row is one row.
         return cpu_kernels.granularity(framework, case.backend.release, case.module, case.kernel or "", case.dtype)
-    if framework == "torch":
-        raise RuleUnknown("torch's GPU kernels publish no tile rule")
+    if (framework, case.module) in NO_RULE:
+        raise RuleUnknown(f"{framework}'s {case.module} kernels on a GPU publish no tile rule")
     if case.module == "dense":
         raise RuleUnknown("a dense GEMM's tiles are chosen by the vendor's library, which publishes no rule")
     query = query_of(case)

@@ -35,6 +35,8 @@ from pytest_nfp.principle.agreement import compare, match_slack, sweep_step
 from pytest_nfp.principle.tile_roofline import Work
 
 POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+DTYPE = "fp32"
+"""What is calibrated: a CPU's cases are FP32 unless another dtype is asked for."""
 TOLERANCE = 0.20
 MATCH_TOLERANCE = 0.15
 
@@ -68,11 +70,11 @@ class CalibrationFile(BaseModel):
     identity: dict[str, Any]
     kernels: dict[str, KernelCalibration]
 
-    def figures(self, kernel: str) -> Figures:
+    def figures(self, kernel: str, dtype: str = DTYPE) -> Figures:
         """Phi and beta of the machine are those of its packed GEMM; the tile roofline runs on the kernel's own fit."""
         peak, mine = self.kernels["onednn-packed"], self.kernels.get(kernel)
-        if mine is None:
-            cause = "nothing is calibrated for this kernel"
+        if mine is None or dtype != DTYPE:
+            cause = "nothing is calibrated for this kernel" + ("" if dtype == DTYPE else f" in {dtype}")
             return Figures(peak.flops, peak.bandwidth, peak.calibration(), "the machine's packed GEMM", False, cause)
         basis = f"calibrated on {mine.curves} curves of other shapes, {mine.error:.0%} median error on shapes left out"
         return Figures(peak.flops, peak.bandwidth, mine.calibration(), basis, mine.describes, mine.cause)
@@ -123,7 +125,7 @@ def calibration_cases(device: Device) -> dict[str, list[Case]]:
     backend = Backend("torch", device.torch_release)
 
     def case(module: Module, kernel: str, model: Model, **workload: Any) -> Case:
-        return Case("cpu", backend, module, model, "fp32", kernel=kernel, **workload)
+        return Case("cpu", backend, module, model, DTYPE, kernel=kernel, **workload)
 
     def model(name: str, **parts: Any) -> Model:
         return Model(name=name, source="calibration shape", **parts)

@@ -33,9 +33,27 @@ VLLM_MOE = r"vllm/model_executor/layers/fused_moe/fused_moe\.py$"
 SGLANG_MOE = r"sglang/srt/layers/moe/(moe_runner/triton_utils|fused_moe_triton)/fused_moe\.py$"
 CONTEXT = r"sglang/srt/runtime_context\.py$"
 WRAPPER = "BatchPrefillWithPagedKVCacheWrapper"
+DECODE = "BatchDecodeWithPagedKVCacheWrapper"
+FA_UTILS = r"vllm/(v1/attention/backends|attention/utils)/fa_utils\.py$"
 CALLS = [
     Call("vllm", VLLM_MOE, "fused_experts", 5),
     Call("vllm", VLLM_MOE, "try_get_optimal_moe_config", 5),
+    Call(
+        "vllm",
+        r"vllm/vllm_flash_attn/flash_attn_interface\.py$",
+        "flash_attn_varlen_func",
+        3,
+        (
+            "max_seqlen_q",
+            "cu_seqlens_q",
+            "max_seqlen_k",
+            "seqused_k",
+            "block_table",
+            "causal",
+            "fa_version",
+        ),
+    ),
+    Call("vllm", FA_UTILS, "get_flash_attn_version"),
     Call("sglang", SGLANG_MOE, "fused_experts", 5),
     Call("sglang", r"sglang/srt/layers/moe/moe_runner/base\.py$", "MoeRunnerConfig", 0, ("inplace",)),
     Call("sglang", r"sglang/srt/layers/moe/topk\.py$", "StandardTopKOutput", 3),
@@ -71,6 +89,9 @@ CALLS = [
         ),
     ),
     Call("flashinfer-python", r"flashinfer/prefill\.py$", f"{WRAPPER}.run", 2),
+    Call("flashinfer-python", r"flashinfer/decode\.py$", f"{DECODE}.__init__", 2),
+    Call("flashinfer-python", r"flashinfer/decode\.py$", f"{DECODE}.plan", 7, ("q_data_type", "kv_data_type")),
+    Call("flashinfer-python", r"flashinfer/decode\.py$", f"{DECODE}.run", 2),
 ]
 RELEASES = {
     "vllm": ("0.9.1", "0.13.0", "0.19.0", "0.24.0", "0.33.0"),
@@ -157,13 +178,13 @@ def test_the_backends_are_the_calls() -> None:
     """Each backend's source names what its contract names: a call that is changed here alone is noticed."""
     folder = Path(__file__).parents[2] / "pytest_nfp" / "backends"
     sources = {
-        "vllm": "vllm_moe.py",
+        "vllm": "vllm_moe.py vllm_attention.py",
         "sglang": "sglang_moe.py",
         "flash-attn": "flash_attn.py",
         "flashinfer-python": "flashinfer.py",
     }
     for call in CALLS:
-        text = (folder / sources[call.framework]).read_text(encoding="utf-8")
+        text = "".join((folder / name).read_text(encoding="utf-8") for name in sources[call.framework].split())
         name = call.name.split(".")[0 if call.name.endswith("__init__") else -1]
         assert re.search(rf"\b{name}\b", text), call
         assert all(re.search(rf"\b{k}=", text) for k in call.keywords), call

@@ -98,13 +98,23 @@ def pages_of(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Ten
 
 
 def flash_attn_with_kvcache(
-    q: torch.Tensor, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, block_table: Any, causal: bool, num_splits: int
+    q: torch.Tensor,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    cache_seqlens: Any,
+    causal: bool,
+    num_splits: int,
+    block_table: Any = None,
 ) -> torch.Tensor:
     assert causal
     assert num_splits == 0
     out = []
     for i, length in enumerate(cache_seqlens.tolist()):
-        k, v = (pages_of(c, block_table[i], length)[None] for c in (k_cache, v_cache))
+        if block_table is None:
+            k, v = (c[i, :length].transpose(0, 1)[None] for c in (k_cache, v_cache))
+        else:
+            k, v = (pages_of(c, block_table[i], length)[None] for c in (k_cache, v_cache))
         out.append(correctness.attention(q[i : i + 1].transpose(1, 2), k, v, causal=True).transpose(1, 2))
     return torch.cat(out).to(q.dtype)
 
@@ -133,6 +143,70 @@ class Wrapper:
             mine = correctness.attention(q[first:last].transpose(0, 1)[None], k, v, causal=g["causal"])
             out[first:last] = mine[0].transpose(0, 1).to(q.dtype)
         return out
+
+
+class DecodeWrapper:
+    """FlashInfer's decode wrapper: one position a request."""
+
+    def __init__(self, workspace: torch.Tensor, layout: str) -> None:
+        assert layout == "NHD"
+
+    def plan(
+        self,
+        indptr: Any,
+        indices: Any,
+        last_page_len: Any,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        page: int,
+        **dtypes: Any,
+    ) -> None:
+        """As a prefill of one position a request."""
+        assert set(dtypes) == {"q_data_type", "kv_data_type"}
+        self.prefill = Wrapper(indptr, "NHD", "decode")
+        self.prefill.plan(
+            qo_indptr=torch.arange(len(indptr)),
+            paged_kv_indptr=indptr,
+            paged_kv_indices=indices,
+            paged_kv_last_page_len=last_page_len,
+            num_qo_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim_qk=dim,
+            page_size=page,
+            causal=True,
+        )
+
+    def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Attention of what was planned."""
+        ran.append("decode")
+        return self.prefill.run(q, paged_kv_cache)
+
+
+ran: list[str] = []
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: Any,
+    v: Any,
+    *,
+    max_seqlen_q: int,
+    cu_seqlens_q: Any,
+    max_seqlen_k: int,
+    seqused_k: Any,
+    block_table: Any,
+    causal: bool,
+    fa_version: int,
+) -> torch.Tensor:
+    """VLLM's flash-attention: queries of all requests one behind the other."""
+    assert (fa_version, max_seqlen_k) == (3, int(seqused_k.max()))
+    assert cu_seqlens_q.tolist() == list(range(0, len(q) + 1, max_seqlen_q))
+    by_request = q.view(-1, max_seqlen_q, *q.shape[1:])
+    out = flash_attn_with_kvcache(
+        by_request, k, v, cache_seqlens=seqused_k, block_table=block_table, causal=causal, num_splits=0
+    )
+    return out.flatten(0, 1)
 
 
 def check(case: Case) -> backends.Prepared:
@@ -189,24 +263,73 @@ def test_an_sglang_without_its_experts_says_where_they_were_looked_for(monkeypat
 
 
 def test_flash_attn_over_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GQA, two requests, causal; its own split heuristic."""
+    """GQA, two requests, causal; its own split heuristic; the same cache without a page table."""
     module(monkeypatch, "flash_attn", flash_attn_with_kvcache=flash_attn_with_kvcache)
     assert check(ATTENTION).kernel == "flash_attn_with_kvcache"
+    assert check(replace(ATTENTION, kernel="contiguous")).kernel == "flash_attn_with_kvcache[contiguous]"
 
 
 @pytest.mark.parametrize(("gpu", "backend"), [("h200", "fa3"), ("a100", "fa2"), ("b200", "fa2")])
 def test_flashinfer_names_its_backend(monkeypatch: pytest.MonkeyPatch, gpu: str, backend: str) -> None:
     """FA3 on Hopper, FA2 elsewhere: in the kernel's name."""
-    module(monkeypatch, "flashinfer", BatchPrefillWithPagedKVCacheWrapper=Wrapper)
+    module(
+        monkeypatch,
+        "flashinfer",
+        BatchPrefillWithPagedKVCacheWrapper=Wrapper,
+        BatchDecodeWithPagedKVCacheWrapper=DecodeWrapper,
+    )
     case = replace(ATTENTION, gpu=gpu, backend=Backend("flashinfer-python", "0.5.3"))
     assert check(case).kernel == f"flashinfer.prefill[{backend}]"
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_flashinfers_variant_takes_the_decode_kernel_at_one_position_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an engine does: N = 1 by the decode wrapper, 2 and 17 by the prefill one, all of them right."""
+    module(
+        monkeypatch,
+        "flashinfer",
+        BatchPrefillWithPagedKVCacheWrapper=Wrapper,
+        BatchDecodeWithPagedKVCacheWrapper=DecodeWrapper,
+    )
+    ran.clear()
+    case = replace(ATTENTION, gpu="h20", backend=Backend("flashinfer-python", "0.5.3"), kernel="decode-at-1")
+    assert check(case).kernel == "flashinfer.prefill[fa3], decode at N=1"
+    assert ran == ["decode"]
+
+
+@pytest.mark.parametrize(
+    "place", ["vllm.v1.attention.backends.fa_utils", "vllm.attention.utils.fa_utils"], ids=["new", "old"]
+)
+def test_vllms_flash_attention_in_the_version_that_it_chooses(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Asked where this release keeps the choice; named in the kernel."""
+    module(monkeypatch, "vllm.vllm_flash_attn.flash_attn_interface", flash_attn_varlen_func=flash_attn_varlen_func)
+    module(monkeypatch, place, get_flash_attn_version=lambda: 3)
+    case = replace(ATTENTION, backend=Backend("vllm", "0.33.0"))
+    assert check(case).kernel == "vllm.flash_attn_varlen_func[fa3]"
+    monkeypatch.setattr(sys.modules[place], "get_flash_attn_version", lambda: None)
+    with pytest.raises(backends.Unsupported, match="vLLM takes no flash-attention on this GPU"):
+        backends.prepare(case, 0, 1000)
+
+
+def test_a_vllm_that_moved_its_choice_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither place is there; a dependency of it that is missing is the reason itself."""
+    module(monkeypatch, "vllm.vllm_flash_attn.flash_attn_interface", flash_attn_varlen_func=flash_attn_varlen_func)
+    with pytest.raises(backends.Unsupported, match="chooses its flash-attention version in none of"):
+        backends.prepare(replace(ATTENTION, backend=Backend("vllm", "0.34.0")), 0, 1000)
+
+
+def test_torchs_attention_and_experts_on_a_gpu() -> None:
+    """SDPA over a GQA cache and grouped_mm, in BF16, right at 1, 2 and 17 positions."""
+    torch_2 = Backend("torch", "2.13.0")
+    assert check(replace(ATTENTION, backend=torch_2)).kernel == "torch.scaled_dot_product_attention"
+    assert check(replace(MOE, backend=torch_2)).kernel == "torch.grouped_mm"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8"])
 def test_torchs_gemms_on_a_gpu(dtype: str) -> None:
-    """One kernel: the vendor's."""
+    """One kernel: the vendor's; FP8 with its scales."""
     model = Model(name="d", hidden=64, dense=Dense(width=96), source="t")
-    assert check(Case("h200", Backend("torch", "2.13.0"), "dense", model, dtype)).kernel == "torch.matmul"
+    kernel = check(Case("h200", Backend("torch", "2.13.0"), "dense", model, dtype)).kernel
+    assert kernel == ("torch._scaled_mm" if dtype == "fp8" else "torch.matmul")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +339,7 @@ def test_torchs_gemms_on_a_gpu(dtype: str) -> None:
         (replace(MOE, gpu="cpu", backend=Backend("sglang", "0.5.23")), "SGLang's fused experts run on a GPU alone"),
         (replace(ATTENTION, gpu="cpu"), "flash-attn runs on a GPU alone"),
         (replace(ATTENTION, gpu="cpu", backend=Backend("flashinfer-python", "1")), "FlashInfer runs on a GPU alone"),
-        (replace(ATTENTION, backend=Backend("vllm", "1")), "asked as flash-attn or flashinfer"),
+        (replace(ATTENTION, backend=Backend("vllm", "1")), "vllm can't be imported here: No module named"),
         (replace(MOE, backend=Backend("sglang", "0.5.23")), "sglang can't be imported here: No module named 'sglang'"),
     ],
 )

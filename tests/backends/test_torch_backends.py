@@ -65,6 +65,43 @@ def test_a_single_gemm_and_a_gated_ffn_are_right_by_their_own_check() -> None:
     assert run(replace(DENSE, gemm=(48, 80)), 3).shape == (3, 48)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_other_dtypes_are_right_by_their_own_check(dtype: str) -> None:
+    """GEMMs, experts and attention (MHA and GQA) in half precision."""
+    grouped = ATTENTION.subject.model_copy(update={"attention": Attention(heads=4, kv_heads=2, head_dim=32)})
+    for case in (DENSE, MOE, ATTENTION, replace(ATTENTION, subject=grouped)):
+        prepared = backends.prepare(replace(case, dtype=dtype), 0, 1000)
+        assert prepared.check is not None
+        assert [prepared.check(n) for n in (1, 2, 9)] == ["", "", ""]
+
+
+def test_fp8_gemms_are_right_and_read_a_byte_a_weight() -> None:
+    """Held to FP64 on the values that FP8 has; two GEMMs, three, and one."""
+    gated = DENSE.subject.model_copy(update={"dense": Dense(width=96, matrices=3)})
+    for case in (DENSE, replace(DENSE, subject=gated), replace(DENSE, gemm=(48, 80))):
+        prepared = backends.prepare(replace(case, dtype="fp8"), 0, 1000)
+        assert prepared.check is not None
+        assert [prepared.check(n) for n in (1, 2, 9)] == ["", "", ""]
+        assert prepared.bytes_per_forward == sum(n * k for n, k in case.gemms)
+        assert prepared.kernel == "torch._scaled_mm"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"kernel": "onednn-packed"}, "oneDNN packs no FP8 weights"),
+        ({"gpu": "a100"}, "a100 has no FP8 GEMMs: they need compute capability 8.9"),
+        ({"gemm": (40, 64)}, "FP8 GEMMs need dimensions in multiples of 16, not 40x64"),
+        ({"dtype": "int4"}, "no forward is built for int4 weights"),
+    ],
+)
+def test_gemms_that_are_not_there_say_why(changed: dict[str, object], reason: str) -> None:
+    """Packed, an older GPU, odd dimensions, four bits."""
+    case = replace(DENSE, **{"dtype": "fp8", **changed})  # type: ignore[arg-type]
+    with pytest.raises(backends.Unsupported, match=reason):
+        backends.prepare(case, 0, 1000)
+
+
 @pytest.mark.parametrize("routing", ["balanced", "skewed"])
 @pytest.mark.parametrize("positions", [1, 3, 4, 9])
 def test_moe_is_the_weighted_sum_of_its_experts(routing: str, positions: int) -> None:

@@ -196,3 +196,17 @@ def test_a_timer_that_can_not_be_had_is_one_reason(monkeypatch: pytest.MonkeyPat
     found, _ = devices.find_device("h20")
     assert found is not None
     assert isinstance(cuda.NoTimer("x"), Exception)
+
+
+def test_a_cpus_operators_are_named_by_what_they_compute() -> None:
+    """The attention that runs inside the composite operator; views and allocations are no kernels; the same at every call."""
+    from pytest_nfp.devices import cpu
+
+    q, k = torch.randn(1, 2, 3, 16), torch.randn(1, 2, 40, 16)
+    w = torch.randn(8, 16)
+
+    def forward() -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k).view(6, 16) @ w.T
+
+    assert cpu.kernels(forward) == ["aten::_scaled_dot_product_flash_attention_for_cpu", "aten::mm"]
+    assert cpu.kernels(forward) == cpu.kernels(forward)

@@ -101,3 +101,13 @@ def test_a_cached_calibration_is_used_and_a_broken_one_named(tmp_path: Path) -> 
 def test_another_identity_is_another_calibration() -> None:
     """Thread count and library version are part of the machine."""
     assert identity_slug({"threads": 2}) != identity_slug({"threads": 4})
+
+
+def test_numbers_of_one_dtype_say_nothing_of_another() -> None:
+    """BF16 on a CPU is not described by what FP32 was fitted to, and the cause says so."""
+    one = fit_kernel(CASES, curves(Calibration(140e9, 25e9, 2.0), lambda n: 1.0, 0.02))
+    file = CalibrationFile(schema=1, tool="t", identity={}, kernels={"onednn-packed": one, "matmul": one})
+    assert file.figures("matmul").describes
+    found = file.figures("matmul", "bf16")
+    assert not found.describes
+    assert found.cause == "nothing is calibrated for this kernel in bf16"

@@ -58,6 +58,8 @@ def test_the_workers_answer_is_read_behind_its_mark(tmp_path: Path) -> None:
     }
     python = stand_in(tmp_path, f"print('INFO ...'); print('EXECUTED' + {json.dumps(json.dumps(answer))})")
     found = executed.experts([1], 8, 2, 64, 64, python=python)
+    assert found.framework == "vllm"
+    assert executed.experts([1], 8, 2, 64, 64, python=python, framework="sglang").framework == "sglang"
     assert (found.release, found.flops, found.settings, found.error) == ("0.32.0", {1: 10}, {1: SETTING}, 1e-7)
 
 
@@ -81,3 +83,5 @@ def test_no_interpreter_and_no_framework_are_reasons(tmp_path: Path) -> None:
         executed.experts([1], 8, 2, 64, 64, python=str(tmp_path / "none"))
     with pytest.raises(executed.NotExecuted, match="No module named 'triton'"):
         executed.experts([1], 8, 2, 64, 64)
+    with pytest.raises(executed.NotExecuted, match="No module named 'triton'"):
+        executed.experts([1], 8, 2, 64, 64, framework="sglang")

@@ -48,12 +48,14 @@ def experts(
     routing: Literal["balanced", "skewed"] = "balanced",
     setting: Mapping[str, int] | None = None,
     python: str = sys.executable,
+    framework: Literal["vllm", "sglang"] = "vllm",
 ) -> Executed:
-    """VLLM's fused experts at small dimensions. setting: a tile configuration that is forced, else the release's own rule.
+    """A framework's fused experts at small dimensions. setting: a tile configuration that is forced, else its own rule.
 
-    Raises NotExecuted where the interpreter has no vLLM with its Triton kernels, or the kernel fails.
+    Raises NotExecuted where the interpreter has no such framework with its Triton kernels, or the kernel fails.
     """
     question = {
+        "framework": framework,
         "module": "moe",
         "positions": list(positions),
         "experts": experts,
@@ -76,6 +78,7 @@ def attention(
 ) -> Executed:
     """VLLM's unified attention over a paged cache of `context` tokens, causal. Raises NotExecuted."""
     question = {
+        "framework": "vllm",
         "module": "attention",
         "positions": list(positions),
         "heads": heads,
@@ -129,7 +132,7 @@ def _ask(question: Mapping[str, Any], python: str) -> Executed:
     if "reason" in answer:
         raise NotExecuted(answer["reason"])
     return Executed(
-        "vllm",
+        question["framework"],
         answer["release"],
         answer["kernel"],
         {int(n): flops for n, flops in answer["flops"].items()},

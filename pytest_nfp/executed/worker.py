@@ -1,16 +1,22 @@
-"""Runs one of vLLM's Triton kernels under Triton's interpreter and counts its matrix products.
+"""Runs one of vLLM's or SGLang's Triton kernels under Triton's interpreter and counts its matrix products.
 
-A script for an interpreter that has vLLM: it imports nothing of pytest-nfp. Question on standard input, answer on standard
-output behind EXECUTED. Two compiled helpers of fused experts, which sort tokens by expert and sum over k, are written in
-torch here: they hold no matrix product.
+A script for an interpreter that has the framework: it imports nothing of pytest-nfp. Question on standard input, answer on
+standard output behind EXECUTED. What is compiled for a GPU around the experts, and holds no matrix product, is written in torch
+here: sorting tokens by expert, and for vLLM the sum over k.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
 import json
 import math
 import os
 import sys
+import types
+from collections.abc import Callable
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -104,31 +110,127 @@ def sum_over_experts(values: Any, out: Any, *_: Any, **__: Any) -> None:
     out.copy_(values.sum(1))
 
 
-def experts(q: dict[str, Any], counted: dict[str, int]) -> dict[str, Any]:
+class Images(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stands for torchvision, which SGLang imports for pictures: its experts ask nothing of it."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """Of torchvision and whatever is asked of inside it."""
+        if name.partition(".")[0] != "torchvision":
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """A module in which every name is an empty class."""
+
+        class Empty(types.ModuleType):
+            def __getattr__(self, name: str) -> Any:
+                if name.startswith("__"):
+                    raise AttributeError(name)
+                return type(name, (), {})
+
+        return Empty(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run."""
+
+
+class Off:
+    """The switches of a server that was given none: each is off, in whichever group it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return AllOff()
+
+
+class AllOff:
+    """A group of switches."""
+
+    def __getattr__(self, name: str) -> bool:
+        return False
+
+
+Compute = Callable[[Any, Any, Any, Any, Any], Any]
+"""x [T, d], w1 [E, 2f, d] (gate before up), w2 [E, d, f], weights [T, k], ids [T, k] -> [T, d]."""
+
+
+def vllm_experts(q: dict[str, Any], counted: dict[str, int]) -> dict[str, Any]:
     """VLLM's fused_experts at every N, by a forced configuration or its own."""
     import torch
-    import torch.nn.functional as F  # noqa: N812
+    import vllm
     from vllm import _custom_ops as ops
+    from vllm.triton_utils import HAS_TRITON
+
+    if not HAS_TRITON:
+        return {"reason": f"vLLM {vllm.__version__} does without Triton here"}
     from vllm.model_executor.layers.fused_moe import fused_moe as own
     from vllm.model_executor.layers.fused_moe import override_config
 
     ops.moe_align_block_size, ops.moe_sum = sort_by_expert, sum_over_experts
+    found = experts(q, counted, torch.float32, own.fused_experts, own.try_get_optimal_moe_config, override_config)
+    return found | {"kernel": "vllm fused_moe_kernel", "release": vllm.__version__}
+
+
+def sglang_experts(q: dict[str, Any], counted: dict[str, int]) -> dict[str, Any]:
+    """SGLang's fused experts at every N (0.5.12 and later), in FP16, which its kernel writes whatever it is given."""
+    import torch
+    import transformers.image_utils  # noqa: F401  # before the stand-in: it would use torchvision if it saw one
+
+    sys.meta_path.append(Images())
+    from sglang.srt.layers.moe.moe_runner import triton_utils
+    from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe as own
+    from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config as rule
+
+    def sorted_by_expert(topk_ids: Any, block_size: int, num_experts: int, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
+        blocks = topk_ids.numel() + num_experts
+        slots, of, end = (torch.empty(n, dtype=torch.int32) for n in (blocks * block_size, blocks, 1))
+        sort_by_expert(topk_ids, num_experts, block_size, slots, of, end)
+        return slots, of, end
+
+    # What a running server would answer: its switches, its ranks, and the name of the GPU that tuned files are looked up by.
+    for name, stand_in in {
+        "moe_align_block_size": sorted_by_expert,
+        "get_exec": Off,
+        "get_global_server_args": AllOff,
+        "get_parallel": Off,
+        "is_allocation_symmetric": lambda: False,
+        "use_symmetric_memory": lambda *_, **__: contextlib.nullcontext(),
+        "get_device_name": lambda *_: "none",
+        "_has_vllm_ops": False,
+    }.items():
+        for module in (own, rule):
+            if hasattr(module, name):
+                setattr(module, name, stand_in)
+
+    def compute(x: Any, w1: Any, w2: Any, weights: Any, ids: Any) -> Any:
+        # What fused_experts calls behind an operator that is registered for GPUs alone. No expert is another rank's.
+        return own.fused_experts_impl(x, w1, w2, weights, ids, filter_expert=False)
+
+    found = experts(q, counted, torch.float16, compute, rule.try_get_optimal_moe_config, triton_utils.override_config)
+    return found | {"kernel": "sglang fused_moe_kernel", "release": importlib.metadata.version("sglang")}
+
+
+def experts(
+    q: dict[str, Any], counted: dict[str, int], dtype: Any, compute: Compute, rule: Any, override_config: Any
+) -> dict[str, Any]:
+    """A framework's fused experts at every N. rule: its selector; override_config: how a configuration is forced on it."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812
+
     generator = torch.Generator().manual_seed(SEED)
     count, top_k, hidden, width = q["experts"], q["top_k"], q["hidden"], q["width"]
-    w1 = torch.randn(count, 2 * width, hidden, generator=generator) / hidden**0.5
-    w2 = torch.randn(count, hidden, width, generator=generator) / width**0.5
+    w1 = (torch.randn(count, 2 * width, hidden, generator=generator) / hidden**0.5).to(dtype)
+    w2 = (torch.randn(count, hidden, width, generator=generator) / width**0.5).to(dtype)
     flops, settings, error = {}, {}, 0.0
     for n in q["positions"]:
-        x = torch.randn(n, hidden, generator=generator)
+        x = torch.randn(n, hidden, generator=generator).to(dtype)
         slots = torch.arange(top_k).expand(n, top_k) if q["routing"] == "skewed" else torch.arange(n * top_k)
         ids = (slots.reshape(n, top_k) % count).to(torch.int32)
         weights = torch.full((n, top_k), 1 / top_k)
         # The selector's own answer, also where a configuration is forced.
-        chosen = q["setting"] or own.try_get_optimal_moe_config(w1.shape, w2.shape, top_k, None, n)
+        chosen = q["setting"] or rule(w1.shape, w2.shape, top_k, None, n)
         settings[n] = {k: v for k, v in chosen.items() if isinstance(v, int)}
         counted["flops"] = 0
         with override_config(chosen):
-            out = own.fused_experts(x, w1, w2, weights, ids)
+            out = compute(x, w1, w2, weights, ids)
         flops[n] = counted["flops"]
         expected = torch.zeros(n, hidden, dtype=torch.float64)
         for token in range(n):
@@ -136,12 +238,13 @@ def experts(q: dict[str, Any], counted: dict[str, int]) -> dict[str, Any]:
                 gate, up = (x[token].double() @ w1[expert].double().T).chunk(2)
                 expected[token] += (F.silu(gate) * up) @ w2[expert].double().T / top_k
         error = max(error, relative_error(out, expected))
-    return {"kernel": "vllm fused_moe_kernel", "flops": flops, "settings": settings, "error": error}
+    return {"flops": flops, "settings": settings, "error": error}
 
 
 def attention(q: dict[str, Any], counted: dict[str, int]) -> dict[str, Any]:
     """VLLM's unified_attention of one request over a paged cache, at every N."""
     import torch
+    import vllm
     from vllm.v1.attention.ops.triton_unified_attention import unified_attention
 
     generator = torch.Generator().manual_seed(SEED)
@@ -179,24 +282,23 @@ def attention(q: dict[str, Any], counted: dict[str, int]) -> dict[str, Any]:
         hidden = torch.arange(total)[None] > torch.arange(n)[:, None] + context
         expected = (torch.softmax(scores.masked_fill(hidden, float("-inf")), -1) @ v).transpose(0, 1)
         error = max(error, relative_error(out, expected))
-    return {"kernel": "vllm kernel_unified_attention", "flops": flops, "settings": {}, "error": error}
+    kernel = "vllm kernel_unified_attention"
+    return {"kernel": kernel, "release": vllm.__version__, "flops": flops, "settings": {}, "error": error}
 
 
 def main() -> None:
     """Answer one question."""
     question = json.loads(sys.stdin.read())
+    answers = {
+        ("vllm", "moe"): vllm_experts,
+        ("sglang", "moe"): sglang_experts,
+        ("vllm", "attention"): attention,
+    }
     try:
-        counted = count_products()
-        import vllm
-        from vllm.triton_utils import HAS_TRITON
+        answer = answers[question["framework"], question["module"]](question, count_products())
     except ImportError as error:
-        print("EXECUTED" + json.dumps({"reason": f"the kernel was not run: {error}"}))
-        return
-    if not HAS_TRITON:
-        print("EXECUTED" + json.dumps({"reason": f"vLLM {vllm.__version__} does without Triton here"}))
-        return
-    answer = {"moe": experts, "attention": attention}[question["module"]](question, counted)
-    print("EXECUTED" + json.dumps(answer | {"release": vllm.__version__}))
+        answer = {"reason": f"the kernel was not run: {error}"}
+    print("EXECUTED" + json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Executed work: what vLLM's own Triton kernels compute, product by product, under Triton's interpreter, without a GPU.
+"""Executed work: what vLLM's and SGLang's own Triton kernels compute, product by product, under Triton's interpreter.
 
-Run in an environment that has vLLM, or name one in NFP_VLLM_PYTHON. Evidence of granularity, never a latency.
+Needs no GPU. Run in an environment that has the framework, or name one in NFP_VLLM_PYTHON and NFP_SGLANG_PYTHON. Evidence of
+granularity, never a latency.
 """
 
 import os
@@ -15,10 +16,8 @@ from pytest_nfp import executed
 from pytest_nfp.granularity import DeviceFacts, ExpertShape, Query, read
 from pytest_nfp.principle import baseline_positions
 
-PYTHON = os.environ.get("NFP_VLLM_PYTHON", sys.executable)
-if sys.executable == PYTHON and find_spec("vllm") is None:
-    pytest.skip("vLLM is not installed: name an interpreter that has it in NFP_VLLM_PYTHON", allow_module_level=True)
-
+PYTHON = {name: os.environ.get(f"NFP_{name.upper()}_PYTHON", sys.executable) for name in ("vllm", "sglang")}
+"""An interpreter that has the framework: this one, or the one that the variable names."""
 POSITIONS = (1, 2, 4, 8, 16, 17, 32, 33, 48, 64, 65)
 E, K, D, F = 8, 2, 64, 64
 SIXTEEN = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 1, "SPLIT_K": 1, "num_warps": 4}
@@ -29,39 +28,59 @@ ROWS = 16
 """Rows of the query tile where a KV head has up to 16 query heads (vLLM's kernel_unified_attention)."""
 
 
+ERROR = {"vllm": 1e-5, "sglang": 2e-3}
+"""Of FP32, and of FP16, which SGLang's kernel writes."""
+Framework = Literal["vllm", "sglang"]
+Routing = Literal["balanced", "skewed"]
+frameworks = pytest.mark.parametrize("framework", ["vllm", "sglang"])
+routings = pytest.mark.parametrize("routing", ["balanced", "skewed"])
+
+
+def interpreter(framework: Framework) -> str:
+    """The interpreter that has the framework, or a skip that says how to name one."""
+    if PYTHON[framework] == sys.executable and find_spec(framework) is None:
+        variable = f"NFP_{framework.upper()}_PYTHON"
+        pytest.skip(f"{framework} is not installed: name an interpreter that has it in {variable}")
+    return PYTHON[framework]
+
+
 @lru_cache
-def experts(routing: Literal["balanced", "skewed"], rule: str) -> executed.Executed:
+def experts(framework: Framework, routing: Routing, rule: str) -> executed.Executed:
     """The kernel's answer by the release's own rule or by sixteen rows throughout, or a skip with the reason."""
+    setting = SIXTEEN if rule == "sixteen-rows" else None
     try:
-        return executed.experts(POSITIONS, E, K, D, F, routing, SIXTEEN if rule == "sixteen-rows" else None, PYTHON)
+        return executed.experts(POSITIONS, E, K, D, F, routing, setting, interpreter(framework), framework)
     except executed.NotExecuted as reason:
         pytest.skip(str(reason))
 
 
-@pytest.mark.parametrize("routing", ["balanced", "skewed"])
+@frameworks
+@routings
 @pytest.mark.parametrize("rule", ["sixteen-rows", "own-rule"])
-def test_experts(routing: Literal["balanced", "skewed"], rule: str) -> None:
+def test_experts(framework: Framework, routing: Routing, rule: str) -> None:
     """Every product of the fused experts, at every N, is one that the map predicts; and the result is right."""
-    found = experts(routing, rule)
+    found = experts(framework, routing, rule)
     predicted = {n: executed.predicted_experts_flops(routing, n, E, K, D, F, found.settings[n]) for n in POSITIONS}
     assert found.flops == predicted
-    assert found.error < 1e-5
+    assert found.error < ERROR[framework]
 
 
-@pytest.mark.parametrize("routing", ["balanced", "skewed"])
-def test_the_step_is_at_the_tiles_edge(routing: Literal["balanced", "skewed"]) -> None:
+@frameworks
+@routings
+def test_the_step_is_at_the_tiles_edge(framework: Framework, routing: Routing) -> None:
     """With tiles of 16 rows an expert: the first step after N0 is at the principle's N_max + 1."""
-    found = experts(routing, "sixteen-rows")
+    found = experts(framework, routing, "sixteen-rows")
     base = baseline_positions(routing, E, K)
     edge = 16 * E // K if routing == "balanced" else 16
     assert {found.flops[n] for n in POSITIONS if base <= n <= edge} == {found.flops[base]}
     assert found.flops[edge + 1] > found.flops[edge]
 
 
-def test_the_map_is_what_the_kernel_was_given() -> None:
+@frameworks
+def test_the_map_is_what_the_kernel_was_given(framework: Framework) -> None:
     """The tile that the release's own selector returned while it ran is the one that the lifted rule gives."""
-    found = experts("balanced", "own-rule")
-    rule = read(Query("vllm", found.release, DeviceFacts("cpu"), ExpertShape(E, F, D, K)))
+    found = experts(framework, "balanced", "own-rule")
+    rule = read(Query(framework, found.release, DeviceFacts("cpu"), ExpertShape(E, F, D, K)))
     assert {n: s["BLOCK_SIZE_M"] for n, s in found.settings.items()} == {n: rule.tile(n) for n in POSITIONS}
 
 
@@ -69,7 +88,7 @@ def test_the_map_is_what_the_kernel_was_given() -> None:
 def test_attention(heads: int, kv_heads: int) -> None:
     """A tile packs the query heads of a KV head: it holds 16 / group positions, and the next one begins another."""
     try:
-        found = executed.attention(QUERIES, heads, kv_heads, 32, CONTEXT, PYTHON)
+        found = executed.attention(QUERIES, heads, kv_heads, 32, CONTEXT, interpreter("vllm"))
     except executed.NotExecuted as reason:
         pytest.skip(str(reason))
     one = found.flops[1] / executed.query_tiles(1, heads, kv_heads, ROWS)

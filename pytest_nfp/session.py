@@ -381,6 +381,9 @@ class Session:
             raise
         except TooLong as reason:
             return self._note(case, "boundary", Verdict("INVALID", (str(reason),)), predicted, granularity)
+        finally:
+            if (device := self._measuring(case.gpu)) is not None:
+                device.clean()
         if curve is None:
             return self._note(case, "boundary", why_not, predicted, granularity)
         figures = None if unknown else self.figures(case, granularity)

@@ -17,6 +17,10 @@ def as_it_is(forward: Forward, turns: int) -> Forward:
     return forward
 
 
+def nothing() -> None:
+    """A device whose memory needs no cleaning."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What a device says of itself at one moment; a figure that it does not give is None or empty.
@@ -44,7 +48,8 @@ class Device:
     microseconds. cache_bytes: last-level cache. processors: multiprocessors of a GPU. read: a Reading. clock_drift: how far its clock may move within a run.
     known_length: a forward that lasts that many microseconds, for the self-test of the timer. launch_us: (device, host)
     microseconds of one forward, where the two differ. kernels: names of what one forward runs. ready: what is timed in
-    place of a forward (a captured graph), given how many forwards its banks take in turn. now and rest: the clock of
+    place of a forward (a captured graph), given how many forwards its banks take in turn. clean: gives back the memory that
+    nothing uses any more. now and rest: the clock of
     budgets, and how to wait. notes: recorded, never compared.
     """
 
@@ -62,6 +67,7 @@ class Device:
     launch_us: Callable[[Forward], tuple[float, float]] | None = None
     kernels: Callable[[Forward], list[str]] | None = None
     ready: Callable[[Forward, int], Forward] = as_it_is
+    clean: Callable[[], None] = nothing
     now: Callable[[], float] = time.monotonic
     rest: Callable[[float], None] = time.sleep
     notes: dict[str, Any] = field(default_factory=dict)

@@ -5,6 +5,7 @@ Not run on a GPU yet: the logic is tested with stand-ins for torch.cuda, NVML an
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from itertools import cycle
@@ -50,8 +51,15 @@ def device(gpu: str, timer: str = "auto") -> Device:
         launch_us=launch_us,
         kernels=kernels,
         ready=captured if timer == GRAPH else as_it_is,
+        clean=clean,
         notes={"uuid": str(getattr(properties, "uuid", ""))},
     )
+
+
+def clean() -> None:
+    """What the allocator keeps of tensors that are gone goes back to the driver: the next case finds the memory free."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def time_us(forward: Forward) -> float:

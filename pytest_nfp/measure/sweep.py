@@ -128,21 +128,28 @@ class _Search:
             return True
         started = self._device.now()
         try:
-            run = self._device.ready(self._forward(n), self._turns)
-            if self._protocol.warmup is None:
-                forwards, settled = trust.settle(self._device, run)
-                self._unsettled += [] if settled else [n]
-            else:
-                forwards = self._protocol.warmup
-                for _ in range(forwards):
-                    self._device.time_us(run)
+            run, forwards = self._warmed(n)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             self._refused[n] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        if n in self._refused:
+            # The error is gone, and with it the frames that held what was allocated: the next N may need the memory.
+            self._device.clean()
             return False
         self._warmups += forwards
         self._rest(started)
         self._runs[n], self._samples[n], self._ratios[n] = run, [], []
         return True
+
+    def _warmed(self, n: int) -> tuple[Forward, int]:
+        """The forward of an N, and how many forwards warmed it up. Raises what the kernel raises."""
+        run = self._device.ready(self._forward(n), self._turns)
+        if self._protocol.warmup is None:
+            forwards, settled = trust.settle(self._device, run)
+            self._unsettled += [] if settled else [n]
+            return run, forwards
+        for _ in range(self._protocol.warmup):
+            self._device.time_us(run)
+        return run, self._protocol.warmup
 
     def _measure(self, positions: Sequence[int]) -> None:
         """As many rounds as the protocol asks for at least; N that a round decides need not wait for a later phase."""

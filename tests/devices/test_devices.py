@@ -210,3 +210,13 @@ def test_a_cpus_operators_are_named_by_what_they_compute() -> None:
 
     assert cpu.kernels(forward) == ["aten::_scaled_dot_product_flash_attention_for_cpu", "aten::mm"]
     assert cpu.kernels(forward) == cpu.kernels(forward)
+
+
+def test_a_gpu_gives_back_what_its_allocator_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two cases, and after an N that did not fit."""
+    from pytest_nfp.devices import cuda
+
+    done = Cuda(monkeypatch).done
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty_cache"))
+    cuda.device("h20").clean()
+    assert done == ["empty_cache"]

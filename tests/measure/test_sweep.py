@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 
@@ -185,3 +186,32 @@ def test_a_captured_graph_is_what_is_timed() -> None:
     machine = Simulated(staircase())
     sweep(machine.forward, [1, 2], machine.device(ready=ready), PROTOCOLS["quick"], turns=7)
     assert given == [7, 7]
+
+
+def test_memory_of_a_position_that_does_not_fit_is_given_back_before_the_next_one() -> None:
+    """Out of memory at 8 while the forward is warmed up: the bytes are in the reason, and nothing of it is alive when the
+    device is cleaned.
+    """
+    alive: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+    cleaned: list[set[int]] = []
+
+    class Tensor:
+        """What a forward holds."""
+
+    def forward(n: int) -> Forward:
+        alive[n] = mine = Tensor()
+
+        def run() -> float:
+            if n == 8:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 96.00 GiB.", mine)
+            return 100.0
+
+        return run
+
+    device = Simulated(staircase()).device(clean=lambda: cleaned.append(set(alive)))
+    curve = sweep(forward, [1, 2, 8, 16], device, PROTOCOLS["quick"])
+    assert "Tried to allocate 96.00 GiB" in curve.unsupported[8]
+    (then,) = cleaned
+    assert {1, 2} <= then
+    assert 8 not in then
+    assert boundary(curve).n_first_exit == 7

@@ -17,6 +17,8 @@ FRAMEWORKS: dict[Module, tuple[str, ...]] = {
     "moe": ("vllm", "sglang", "torch"),
     "attention": ("flash-attn", "flashinfer-python", "flash-attn-3", "flash-attn-4", "torch", "vllm"),
 }
+MLA = ("flashinfer-python",)
+"""Frameworks whose MLA is described: a rule on a GPU, and a forward."""
 NO_RULE = {("torch", "moe"), ("torch", "attention"), ("vllm", "attention")}
 """GPU kernels that publish no tile rule: nothing is asked of them but where a device can measure their boundary."""
 GPU_KERNELS: dict[tuple[str, Module], tuple[str, ...]] = {
@@ -118,6 +120,17 @@ class Case:
         return self.baseline_positions
 
 
+def _is_mla(module: Module, subject: Model) -> bool:
+    return module == "attention" and subject.attention is not None and subject.attention.value_dim is not None
+
+
+def variants(case: Case) -> list[Case]:
+    """The case by the other kernels of its framework on a GPU; MLA has one."""
+    if _is_mla(case.module, case.subject):
+        return []
+    return [replace(case, kernel=name) for name in GPU_KERNELS.get((case.backend.framework, case.module), ())]
+
+
 def parse_backend(text: str) -> Backend:
     """`vllm==0.33.0`; a framework without a release is completed by the caller. Raises UnknownName."""
     framework, separator, release = text.partition("==")
@@ -160,6 +173,8 @@ def expand(
     dtype: FP32 on a CPU and BF16 on a GPU where none is given.
     """
     if module == "own" or backend.framework not in frameworks(module, gpu) or getattr(subject, module) is None:
+        return
+    if _is_mla(module, subject) and backend.framework not in MLA:
         return
     if module == "dense" and subject.moe is not None:
         return  # A MoE model's few dense layers do not bound it: the principle has no dense term for it.

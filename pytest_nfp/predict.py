@@ -109,7 +109,7 @@ def idle_compute(case: Case, balance: float) -> float:
         return n_idle_dense(balance, s, case.batch)
     if case.module == "attention":
         assert case.subject.attention is not None and case.context is not None
-        return n_idle_attention(balance, s, case.context, case.subject.attention.group)
+        return n_idle_attention(balance, s, case.context, case.subject.attention.reuse)
     moe, top_k = case.subject.moe, case.top_k
     assert moe is not None and top_k is not None
     active = moe.experts if case.routing == "balanced" else top_k
@@ -130,7 +130,7 @@ def module_work(case: Case, granularity: Granularity | None) -> Callable[[int], 
         # torch's CPU kernel ends its last query block with the rows that there are.
         padded = case.gpu != "cpu"
         return lambda n: attention_work(
-            n, case.batch, context, a.heads, a.kv_heads, a.head_dim, s, tile, packed, padded
+            n, case.batch, context, a.heads, a.kv_heads, a.head_dim, s, tile, packed, padded, a.value_dim
         )
     moe, top_k, routing = case.subject.moe, case.top_k, case.routing
     assert moe is not None and top_k is not None and routing is not None

@@ -13,7 +13,6 @@ from typing import Any
 from pytest_nfp import __version__, backends, baselines, calibrated, catalog, journal, recordings, records, registry
 from pytest_nfp.baselines import BaselineFile, CaseBaseline
 from pytest_nfp.cases import (
-    GPU_KERNELS,
     NO_RULE,
     OURS,
     Backend,
@@ -22,6 +21,7 @@ from pytest_nfp.cases import (
     expand,
     frameworks,
     parse_backend,
+    variants,
 )
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.devices import Device, detect, find_device
@@ -224,8 +224,7 @@ class Session:
                         _check_trace(case)
                         found += self._as_recorded(case)
                         if question == "boundary" and gpu != "cpu" and self._measuring(gpu) is not None:
-                            variants = GPU_KERNELS.get((backend.framework, module), ())
-                            found += [replace(case, kernel=name) for name in variants]
+                            found += variants(case)
         keep = [c for c in dict.fromkeys(found) if routing is None or c.routing in routing]
         if question == "granularity":
             # The rule does not look at batch, context or routing: one case asks for each map.

@@ -62,6 +62,7 @@ CONFIGS = {
             "moe_intermediate_size": 2048,
             "first_k_dense_replace": 3,
             "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
         },
         (18432, 256, 2048),
     ),
@@ -70,7 +71,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_hugging_face_config_describes_its_model(tmp_path: Path, family: str) -> None:
-    """Families name experts and widths differently; MLA has no query tile that is described."""
+    """Families name experts and widths differently; MLA is one key of latent and rotary width for all heads."""
     extra, (dense, experts, width) = CONFIGS[family]
     base = {"hidden_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8}
     path = tmp_path / family / "config.json"
@@ -83,8 +84,25 @@ def test_a_hugging_face_config_describes_its_model(tmp_path: Path, family: str) 
         experts,
         width,
     )
-    assert (m.attention is None) == (family == "deepseek")
-    assert m.attention is None or m.attention.head_dim == 128
+    assert m.attention is not None
+    shape = (m.attention.heads, m.attention.kv_heads, m.attention.head_dim, m.attention.values)
+    assert shape == ((32, 1, 576, 512) if family == "deepseek" else (32, 8, 128, 128))
+
+
+def test_a_cached_token_of_mla_is_read_once_and_meets_every_head() -> None:
+    """576 elements a token, which 128 heads ask for keys and values: 241.8 query elements a cached one; of GQA the group."""
+    mla = catalog.Attention(heads=128, kv_heads=1, head_dim=576, value_dim=512)
+    assert (mla.cached_width, mla.values) == (576, 512)
+    assert mla.reuse == pytest.approx(128 * 1088 / 576)
+    gqa = catalog.Attention(heads=32, kv_heads=8, head_dim=128)
+    assert (gqa.cached_width, gqa.reuse) == (2048, 4)
+
+
+@pytest.mark.parametrize("wrong", [{"kv_heads": 2}, {"value_dim": 576}])
+def test_a_value_width_is_mlas_alone(wrong: dict[str, int]) -> None:
+    """Two KV heads, or values as wide as the keys."""
+    with pytest.raises(ValueError, match="value_dim is that of MLA"):
+        catalog.Attention(**({"heads": 128, "kv_heads": 1, "head_dim": 576, "value_dim": 512} | wrong))
 
 
 @pytest.mark.parametrize(

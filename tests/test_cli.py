@@ -12,6 +12,7 @@ from pytest_nfp.cli import main
 from pytest_nfp.recordings import aiconfigurator
 
 from .granularity import releases
+from .granularity.test_attention import NEW, flashinfer
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -69,6 +70,23 @@ def test_flashinfer_packs_gqa_heads_into_its_tile(capsys: pytest.CaptureFixture[
     )  # fmt: skip
     assert a["terms"]["attention"] == 32
     assert a["terms"]["branch"] == 768
+
+
+def test_mla_is_predicted_with_the_framework_that_has_it_and_said_to_be_missing_without(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """DeepSeek-V3 on eight ranks: 16 heads, 8 positions fill a tile of 128 rows; without FlashInfer nothing is claimed."""
+    releases.vllm(tmp_path, "98.2")
+    flashinfer(tmp_path, NEW)
+    model = ("--gpu", "h200", "--model", "deepseek-v3", "--backend", "vllm==98.2", "--parallel", "tp8")
+    model = (*model, "--artifacts", str(tmp_path))
+    found = predict(capsys, *model, "--attention", "flashinfer==99.1")
+    assert (found["terms"]["attention"], found["not_described"]) == (8, [])
+    found = predict(capsys, *model)
+    assert (found["terms"]["attention"], found["not_described"]) == (None, ["attention"])
+    assert main(["predict", *model, "--attention", "flash-attn==2.8.3"]) == 2
+    said = "flash-attn's MLA is not described: of deepseek-v3@tp8 flashinfer-python is"
+    assert said in capsys.readouterr().err
 
 
 def test_a_config_json_is_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -33,9 +33,12 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     def plan(positions: int, table: torch.Tensor, lengths: torch.Tensor) -> paged_attention.Compute:
         batch, device = case.batch, table.device
         used = -(-lengths // PAGE)
-        # Where each request's pages begin, which they are, and how many tokens its last one has.
+        # Where each request's pages begin, and which they are.
         begin = torch.nn.functional.pad(used.cumsum(0), (1, 0)).to(torch.int32)
         pages = torch.cat([row[:n] for row, n in zip(table, used.tolist(), strict=True)])
+        queries = torch.arange(0, (batch + 1) * positions, positions, dtype=torch.int32, device=device)
+        if attention.value_dim is not None:
+            return _mla(case, workspace, backend, queries, begin, pages, lengths)
         filled = (lengths - 1) % PAGE + 1
         if case.kernel == DECODE_AT_1 and positions == 1:
             wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
@@ -53,7 +56,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         else:
             wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
             wrapper.plan(
-                qo_indptr=torch.arange(0, (batch + 1) * positions, positions, dtype=torch.int32, device=device),
+                qo_indptr=queries,
                 paged_kv_indptr=begin,
                 paged_kv_indices=pages,
                 paged_kv_last_page_len=filled,
@@ -71,5 +74,45 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
 
         return compute
 
-    name = f"flashinfer.prefill[{backend}]" + (", decode at N=1" if case.kernel == DECODE_AT_1 else "")
+    name = f"flashinfer.{'prefill' if attention.value_dim is None else 'mla'}[{backend}]"
+    name += ", decode at N=1" if case.kernel == DECODE_AT_1 else ""
     return paged_attention.prepare(case, seed, cache_bytes, PAGE, plan, name)
+
+
+def _mla(
+    case: Case,
+    workspace: torch.Tensor,
+    backend: str,
+    queries: torch.Tensor,
+    begin: torch.Tensor,
+    pages: torch.Tensor,
+    lengths: torch.Tensor,
+) -> paged_attention.Compute:
+    """MLA's decode form: every head asks one latent key and the rotary key beside it, at every N by the same kernel."""
+    from flashinfer.mla import BatchMLAPagedAttentionWrapper
+
+    attention, dtype = case.subject.attention, places.dtype_of(case)
+    assert attention is not None and attention.value_dim is not None
+    latent = attention.value_dim
+    wrapper = BatchMLAPagedAttentionWrapper(workspace, backend=backend)
+    wrapper.plan(
+        queries,
+        begin,
+        pages,
+        lengths,
+        attention.heads,
+        latent,
+        attention.head_dim - latent,
+        PAGE,
+        True,  # causal
+        attention.head_dim**-0.5,
+        dtype,
+        dtype,
+    )
+
+    def compute(q: torch.Tensor, latents: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
+        flat = q.flatten(0, 1)
+        out: torch.Tensor = wrapper.run(flat[..., :latent], flat[..., latent:], latents.squeeze(2), rotary.squeeze(2))
+        return out.view(*q.shape[:-1], latent)
+
+    return compute

@@ -13,7 +13,10 @@ from pytest_nfp.cases import Case
 MAX_POSITIONS = 1024
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""q [b, N, H, D], keys and values in pages [pages, page, H_kv, D] -> [b, N, H, D]."""
+"""q [b, N, H, D], keys and values in pages [pages, page, H_kv, D] -> [b, N, H, D].
+
+MLA: the latent [pages, page, 1, D_v] and the rotary key [pages, page, 1, D - D_v] in their place -> [b, N, H, D_v].
+"""
 Plan = Callable[[int, torch.Tensor, torch.Tensor], Compute]
 """positions, page table [b, pages a request] in int32, tokens of each request [b] in int32 -> the call, planned once."""
 
@@ -29,14 +32,16 @@ def prepare(case: Case, seed: int, cache_bytes: int, page: int, plan: Plan, kern
     device, dtype, generator = places.device_of(case), places.dtype_of(case), places.generator_of(case, seed)
     kv_heads, dim, batch = attention.kv_heads, attention.head_dim, case.batch
     pages = -(-(context + MAX_POSITIONS) // page)
-    bank_bytes = 2 * dtype.itemsize * batch * context * kv_heads * dim
+    bank_bytes = dtype.itemsize * batch * context * attention.cached_width
     count = banks_needed(bank_bytes, cache_bytes)
-    shape = (batch * pages, page, kv_heads, dim)
+    latent = attention.value_dim
+    widths = (dim, dim) if latent is None else (latent, dim - latent)
 
-    def cache() -> torch.Tensor:
+    def cache(width: int) -> torch.Tensor:
+        shape = (batch * pages, page, kv_heads, width)
         return torch.randn(shape, generator=generator, device=device, dtype=dtype)
 
-    banks = [(cache(), cache()) for _ in range(count)]
+    banks = [(cache(widths[0]), cache(widths[1])) for _ in range(count)]
     table = torch.arange(batch * pages, dtype=torch.int32, device=device).view(batch, pages)
 
     def build(positions: int) -> tuple[Forward, torch.Tensor]:
@@ -54,7 +59,9 @@ def prepare(case: Case, seed: int, cache_bytes: int, page: int, plan: Plan, kern
 
     def check(positions: int) -> str:
         run, q = build(positions)
-        k, v = (t.view(batch, pages * page, kv_heads, dim)[:, : context + positions].transpose(1, 2) for t in banks[0])
+        k, v = (t.view(batch, pages * page, kv_heads, -1)[:, : context + positions].transpose(1, 2) for t in banks[0])
+        if latent is not None:
+            k, v = torch.cat((k, v), -1), k
         expected = correctness.attention(q.transpose(1, 2), k, v, causal=True)
         return correctness.wrong(run(), expected.transpose(1, 2))
 

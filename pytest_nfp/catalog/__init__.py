@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pytest_nfp.files import FileError, read_yaml
 
@@ -80,16 +80,42 @@ class Dense(_Strict):
 
 
 class Attention(_Strict):
-    """An attention core: query heads, KV heads, head dimension."""
+    """An attention core: query heads, KV heads, head dimension.
+
+    value_dim: MLA in its decode form, where the values are that many of a key's dimensions (512 of 576), and all heads share
+    one key; None: keys and values of their own, of the same width.
+    """
 
     heads: Positive
     kv_heads: Positive
     head_dim: Positive
+    value_dim: Positive | None = None
+
+    @model_validator(mode="after")
+    def _latent_is_inside_the_key(self) -> Attention:
+        if self.value_dim is not None and (self.kv_heads != 1 or self.value_dim >= self.head_dim):
+            raise ValueError("value_dim is that of MLA: one KV head, and less than head_dim")
+        return self
 
     @property
     def group(self) -> int:
         """Query heads per KV head (1 is MHA)."""
         return self.heads // self.kv_heads
+
+    @property
+    def values(self) -> int:
+        """Width of a value."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def cached_width(self) -> int:
+        """Elements that are cached of a token: keys and values of all KV heads, of MLA the latent and the rotary key."""
+        return self.head_dim if self.value_dim else 2 * self.kv_heads * self.head_dim
+
+    @property
+    def reuse(self) -> float:
+        """How many query elements a cached element meets: the group, and more where values lie inside the keys."""
+        return self.heads * (self.head_dim + self.values) / self.cached_width
 
 
 class Moe(_Strict):
@@ -235,7 +261,19 @@ def model_from_config(path: Path) -> Model:
             "shared_experts": first("n_shared_experts", "num_shared_experts") or 0,
             "dense_layers": dense_layers,
         }
-    is_mla = bool(first("kv_lora_rank"))
+    attention = {
+        "heads": heads,
+        "kv_heads": first("num_key_value_heads") or heads,
+        "head_dim": first("head_dim") or hidden // heads,
+    }
+    if latent := first("kv_lora_rank"):
+        # MLA's decode form: every head asks one latent key, with a rotary part beside it.
+        attention = {
+            "heads": heads,
+            "kv_heads": 1,
+            "head_dim": latent + needed("qk_rope_head_dim"),
+            "value_dim": latent,
+        }
     try:
         return Model.model_validate(
             {
@@ -243,13 +281,7 @@ def model_from_config(path: Path) -> Model:
                 "layers": layers,
                 "hidden": hidden,
                 "dense": {"width": width, "matrices": 3} if width and (not moe or dense_layers) else None,
-                "attention": None
-                if is_mla
-                else {
-                    "heads": heads,
-                    "kv_heads": first("num_key_value_heads") or heads,
-                    "head_dim": first("head_dim") or hidden // heads,
-                },
+                "attention": attention,
                 "moe": moe,
                 "context": (256, 4096),
                 "source": str(path),

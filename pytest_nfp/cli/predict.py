@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_nfp import calibrated, catalog
-from pytest_nfp.cases import ALIASES, BYTES_PER_ELEMENT, Backend, Case, Module, expand, parse_backend
+from pytest_nfp.cases import ALIASES, BYTES_PER_ELEMENT, MLA, Backend, Case, Module, expand, frameworks, parse_backend
 from pytest_nfp.catalog import Model, Moe, UnknownName
 from pytest_nfp.cli.options import add_artifacts, add_parallel, positive, release
 from pytest_nfp.granularity import Granularity, artifacts, granularity_of
@@ -106,6 +106,11 @@ def _attention(given: argparse.Namespace) -> Backend:
     return Backend(own, installed)
 
 
+def _is_not_described(model: Model, given: argparse.Namespace) -> bool:
+    """MLA, where no framework that has it is named: engines run kernels of their own for it."""
+    return model.attention is not None and model.attention.value_dim is not None and not given.attention
+
+
 def _cases(given: argparse.Namespace) -> list[Case]:
     """One case for each module of the model, at the workload that was asked for."""
     model = on_rank(catalog.model(given.model), _parallel(given))
@@ -117,6 +122,8 @@ def _cases(given: argparse.Namespace) -> list[Case]:
         raise UnknownName(f"{model.name} has experts: give their framework with --backend FRAMEWORK==RELEASE")
     cases = []
     for name in model_modules(model):
+        if name == "attention" and _is_not_described(model, given):
+            continue
         module: Module = name  # type: ignore[assignment]  # model_modules names modules
         if module == "attention":
             backend = _attention(given)
@@ -124,6 +131,8 @@ def _cases(given: argparse.Namespace) -> list[Case]:
             backend = release(given.backend, "--backend") if given.backend else Backend("torch", "0")
         found = list(expand(gpu, backend, module, model.model_copy(update={"context": (given.context,)})))
         if not found:
+            if backend.framework in frameworks(module, gpu):
+                raise UnknownName(f"{backend.framework}'s MLA is not described: of {model.name} {', '.join(MLA)} is")
             raise UnknownName(f"{backend.framework} is no {module} backend")
         case = replace(found[0], batch=given.batch, dtype=given.dtype)
         if module == "moe":
@@ -169,7 +178,7 @@ def run(given: argparse.Namespace) -> int:
             "interval": list(roofline.boundary.n_max_interval) if predicted.is_interval else None,
             "basis": predicted.basis,
         },
-        "not_described": [] if cases[0].subject.attention else ["attention"],
+        "not_described": [] if any(case.module == "attention" for case in cases) else ["attention"],
         "granularity": {
             g.module: {
                 "tiles": g.tiles(),

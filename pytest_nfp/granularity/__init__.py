@@ -112,7 +112,8 @@ def query_of(case: Case) -> Query:
         )
     else:
         assert subject.attention is not None
-        shape = HeadShape(subject.attention.heads, subject.attention.kv_heads, subject.attention.head_dim)
+        a = subject.attention
+        shape = HeadShape(a.heads, a.kv_heads, a.head_dim, a.value_dim)
     device = device_facts(catalog.gpu(case.gpu))
     return Query(case.backend.framework, case.backend.release, device, shape, case.dtype)
 

@@ -187,10 +187,12 @@ def attention_work(
     tile: TileRule,
     packed: bool = False,
     padded: bool = True,
+    value_dim: int | None = None,
 ) -> Work:
     """Attention core over `context` cached tokens; `packed` puts the query heads of a KV head into one tile.
 
     padded: the kernel computes the whole tile (GPU); not padded, the last tile ends with its rows (torch's CPU kernel).
+    value_dim: of MLA, whose values are a part of the keys: a cached token is read once.
 
     The tile rule is asked with the rows that it sees: positions, or positions * group when packed. Unpacked, the
     heads of a group read the same KV at the same time: one read is counted, the rest is left to the cache.
@@ -200,11 +202,12 @@ def attention_work(
     rows_in_tile = tile(rows) if tile is not None else rows
     tiles = -(-rows // rows_in_tile)
     owners = batch * (kv_heads if packed else heads)
-    kv = batch * 2 * context * kv_heads * head_dim
-    queries = batch * 2 * positions * heads * head_dim
+    values = value_dim or head_dim
+    kv = batch * context * kv_heads * (head_dim if value_dim else 2 * head_dim)
+    queries = batch * positions * heads * (head_dim + values)
     computed = tiles * rows_in_tile if padded else rows
     return Work(
-        4.0 * owners * computed * context * head_dim,
+        2.0 * owners * computed * context * (head_dim + values),
         bytes_per_element * (kv + queries),
         bytes_per_element * kv * (tiles - 1),
     )

@@ -34,6 +34,7 @@ SGLANG_MOE = r"sglang/srt/layers/moe/(moe_runner/triton_utils|fused_moe_triton)/
 CONTEXT = r"sglang/srt/runtime_context\.py$"
 WRAPPER = "BatchPrefillWithPagedKVCacheWrapper"
 DECODE = "BatchDecodeWithPagedKVCacheWrapper"
+MLA = "BatchMLAPagedAttentionWrapper"
 FA_UTILS = r"vllm/(v1/attention/backends|attention/utils)/fa_utils\.py$"
 CALLS = [
     Call("vllm", VLLM_MOE, "fused_experts", 5),
@@ -92,6 +93,9 @@ CALLS = [
     Call("flashinfer-python", r"flashinfer/decode\.py$", f"{DECODE}.__init__", 2),
     Call("flashinfer-python", r"flashinfer/decode\.py$", f"{DECODE}.plan", 7, ("q_data_type", "kv_data_type")),
     Call("flashinfer-python", r"flashinfer/decode\.py$", f"{DECODE}.run", 2),
+    Call("flashinfer-python", r"flashinfer/mla\.py$", f"{MLA}.__init__", 1, ("backend",)),
+    Call("flashinfer-python", r"flashinfer/mla\.py$", f"{MLA}.plan", 12),
+    Call("flashinfer-python", r"flashinfer/mla\.py$", f"{MLA}.run", 4),
 ]
 RELEASES = {
     "vllm": ("0.9.1", "0.13.0", "0.19.0", "0.24.0", "0.33.0"),

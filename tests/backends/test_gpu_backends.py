@@ -183,6 +183,36 @@ class DecodeWrapper:
         return self.prefill.run(q, paged_kv_cache)
 
 
+class MlaWrapper:
+    """FlashInfer's MLA wrapper: latent and rotary keys apart."""
+
+    def __init__(self, workspace: torch.Tensor, backend: str) -> None:
+        assert backend in ("fa2", "fa3")
+
+    def plan(self, *given: Any) -> None:
+        """Queries, pages, lengths, heads, widths."""
+        self.queries, self.begin, self.pages, self.lengths, heads, self.latent, rotary, self.page, causal, scale, *_ = (
+            given
+        )
+        assert causal
+        assert scale == (self.latent + rotary) ** -0.5
+        assert heads == 8
+
+    def run(self, q_nope: torch.Tensor, q_pe: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> torch.Tensor:
+        """Attention of each request over its latent."""
+        out = torch.empty_like(q_nope)
+        for i, length in enumerate(self.lengths.tolist()):
+            first, last = self.queries[i : i + 2].tolist()
+            start, end = self.begin[i : i + 2].tolist()
+            pages = self.pages[start:end].long()
+            latent, rotary = (t[pages].flatten(0, 1)[:length] for t in (ckv, kpe))
+            q = torch.cat((q_nope[first:last], q_pe[first:last]), -1).transpose(0, 1)[None]
+            k = torch.cat((latent, rotary), -1)[None, None]
+            mine = correctness.attention(q, k, latent[None, None], causal=True)
+            out[first:last] = mine[0].transpose(0, 1).to(out.dtype)
+        return out
+
+
 ran: list[str] = []
 
 
@@ -294,6 +324,22 @@ def test_flashinfers_variant_takes_the_decode_kernel_at_one_position_alone(monke
     case = replace(ATTENTION, gpu="h20", backend=Backend("flashinfer-python", "0.5.3"), kernel="decode-at-1")
     assert check(case).kernel == "flashinfer.prefill[fa3], decode at N=1"
     assert ran == ["decode"]
+
+
+def test_flashinfers_mla_reads_the_latent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests, eight heads over one latent of 32 and a rotary key of 16, right at 1, 2 and 17 positions."""
+    module(
+        monkeypatch,
+        "flashinfer",
+        BatchPrefillWithPagedKVCacheWrapper=Wrapper,
+        BatchDecodeWithPagedKVCacheWrapper=DecodeWrapper,
+    )
+    module(monkeypatch, "flashinfer.mla", BatchMLAPagedAttentionWrapper=MlaWrapper)
+    latent = Attention(heads=8, kv_heads=1, head_dim=48, value_dim=32)
+    subject = Model(name="mla", hidden=64, attention=latent, source="t")
+    prepared = check(replace(ATTENTION, subject=subject, backend=Backend("flashinfer-python", "0.5.3")))
+    assert prepared.kernel == "flashinfer.mla[fa3]"
+    assert prepared.bytes_per_forward == 2 * 2 * 40 * 48
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,13 @@ def test_attention_steps_at_the_tile_edge() -> None:
     assert n_max(True, 128) == 32
 
 
+def test_mla_reads_its_latent_once_and_computes_keys_and_values_of_different_widths() -> None:
+    """128 heads in tiles of 128 rows, one position: 576 cached elements a token, 2 * (576 + 512) FLOPs a head and token."""
+    work = attention_work(1, 1, 4096, 128, 1, 576, 2, lambda _: 128, packed=True, value_dim=512)
+    assert work.flops == 2 * 128 * 4096 * (576 + 512)
+    assert work.bytes_once == 2 * (4096 * 576 + 128 * (576 + 512))
+
+
 def test_an_unpadded_kernel_computes_its_rows_alone() -> None:
     """torch's CPU kernel ends its last query block with the rows that there are."""
     padded = attention_work(1, 1, 4096, 16, 16, 128, 4, lambda _: 32)

@@ -78,8 +78,8 @@ def test_mla_is_predicted_with_the_framework_that_has_it_and_said_to_be_missing_
     """DeepSeek-V3 on eight ranks: 16 heads, 8 positions fill a tile of 128 rows; without FlashInfer nothing is claimed."""
     releases.vllm(tmp_path, "98.2")
     flashinfer(tmp_path, NEW)
-    model = ("--gpu", "h200", "--model", "deepseek-v3", "--backend", "vllm==98.2", "--parallel", "tp8")
-    model = (*model, "--artifacts", str(tmp_path))
+    model = ["--gpu", "h200", "--model", "deepseek-v3", "--backend", "vllm==98.2", "--parallel", "tp8"]
+    model += ["--artifacts", str(tmp_path)]
     found = predict(capsys, *model, "--attention", "flashinfer==99.1")
     assert (found["terms"]["attention"], found["not_described"]) == (8, [])
     found = predict(capsys, *model)

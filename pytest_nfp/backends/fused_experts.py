@@ -16,15 +16,12 @@ Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torc
 """x [T, d], w1 [E, 2f, d] (gate before up), w2 [E, d, f], weights [T, k] in FP32, ids [T, k] in int32 -> [T, d]."""
 
 
-def prepare(
-    case: Case,
-    seed: int,
-    cache_bytes: int,
-    compute: Compute,
-    kernel: str,
-    setting: Callable[[int], dict[str, Any]] | None = None,
-) -> Prepared:
-    """Forwards of SwiGLU experts by `compute`. setting: what the framework's selector returns at a token count.
+Selector = Callable[[tuple[int, ...], tuple[int, ...], int, str | None, int], dict[str, Any]]
+"""Shapes of w1 and w2, k, quantisation (None: none), tokens -> the tile configuration that the framework runs."""
+
+
+def prepare(case: Case, seed: int, cache_bytes: int, compute: Compute, kernel: str, selector: Selector) -> Prepared:
+    """Forwards of SwiGLU experts by `compute`. selector: the framework's own.
 
     Raises Unsupported for a dtype without a forward, and for a routing that has no ids.
     """
@@ -69,5 +66,7 @@ def prepare(
         count,
         expert_bytes,
         kernel,
-        None if setting is None else lambda positions: setting(case.batch * positions),
+        lambda positions: selector(
+            (moe.experts, 2 * moe.width, hidden), (moe.experts, hidden, moe.width), top_k, None, case.batch * positions
+        ),
     )

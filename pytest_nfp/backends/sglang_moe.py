@@ -38,7 +38,8 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         out: torch.Tensor = own.fused_experts(x, w1, w2, StandardTopKOutput(weights, ids, weights), config)
         return out
 
-    return fused_experts.prepare(case, seed, cache_bytes, compute, "sglang.fused_experts")
+    selector = own.try_get_optimal_moe_config
+    return fused_experts.prepare(case, seed, cache_bytes, compute, "sglang.fused_experts", selector)
 
 
 def _publish_server_arguments() -> None:

@@ -5,8 +5,6 @@ Not run on a GPU yet: the logic is tested on the CPU with stand-ins, the call ag
 
 from __future__ import annotations
 
-from typing import Any
-
 from pytest_nfp.backends import Prepared, fused_experts
 from pytest_nfp.cases import Case
 
@@ -19,18 +17,5 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         return vllm_cpu_moe.prepare(case, seed, cache_bytes)
     from vllm.model_executor.layers.fused_moe import fused_moe
 
-    def setting(tokens: int) -> dict[str, Any]:
-        moe, hidden = case.subject.moe, case.subject.hidden
-        assert moe is not None
-        w1, w2 = (moe.experts, 2 * moe.width, hidden), (moe.experts, hidden, moe.width)
-        found: dict[str, Any] = fused_moe.try_get_optimal_moe_config(w1, w2, case.top_k, None, tokens)
-        return found
-
-    return fused_experts.prepare(
-        case,
-        seed,
-        cache_bytes,
-        fused_moe.fused_experts,
-        "vllm.fused_experts",
-        setting,
-    )
+    compute, selector = fused_moe.fused_experts, fused_moe.try_get_optimal_moe_config
+    return fused_experts.prepare(case, seed, cache_bytes, compute, "vllm.fused_experts", selector)

@@ -31,6 +31,7 @@ class Call:
 
 VLLM_MOE = r"vllm/model_executor/layers/fused_moe/fused_moe\.py$"
 SGLANG_MOE = r"sglang/srt/layers/moe/(moe_runner/triton_utils|fused_moe_triton)/fused_moe\.py$"
+SELECTOR = "try_get_optimal_moe_config"
 CONTEXT = r"sglang/srt/runtime_context\.py$"
 WRAPPER = "BatchPrefillWithPagedKVCacheWrapper"
 DECODE = "BatchDecodeWithPagedKVCacheWrapper"
@@ -56,6 +57,12 @@ CALLS = [
     ),
     Call("vllm", FA_UTILS, "get_flash_attn_version"),
     Call("sglang", SGLANG_MOE, "fused_experts", 5),
+    Call(
+        "sglang",
+        r"fused_moe_triton/fused_moe_triton_config\.py$|triton_utils/fused_moe_triton_config\.py$",
+        SELECTOR,
+        5,
+    ),
     Call("sglang", r"sglang/srt/layers/moe/moe_runner/base\.py$", "MoeRunnerConfig", 0, ("inplace",)),
     Call("sglang", r"sglang/srt/layers/moe/topk\.py$", "StandardTopKOutput", 3),
     Call("sglang", r"sglang/srt/server_args\.py$", "set_global_server_args_for_scheduler", 1, until="0.5.16"),

@@ -80,7 +80,12 @@ def sglang(monkeypatch: pytest.MonkeyPatch, place: str) -> list[Any]:
         assert moe_runner_config.inplace is False
         return compute(hidden_states, w1, w2, topk_output.topk_weights, topk_output.topk_ids)
 
-    module(monkeypatch, place, fused_experts=fused_experts)
+    module(
+        monkeypatch,
+        place,
+        fused_experts=fused_experts,
+        try_get_optimal_moe_config=lambda w1_shape, w2_shape, top_k, dtype, M: {"BLOCK_SIZE_M": 16, "E": w1_shape[0]},
+    )
     module(monkeypatch, "sglang.srt.layers.moe.moe_runner.base", MoeRunnerConfig=SimpleNamespace)
     module(monkeypatch, "sglang.srt.layers.moe.topk", StandardTopKOutput=TopK)
     module(
@@ -267,8 +272,10 @@ def test_vllms_fused_experts(monkeypatch: pytest.MonkeyPatch, routing: str) -> N
 def test_sglangs_fused_experts_lie_in_two_places(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """From 0.5.12 and before; the server's arguments are set, x is not overwritten."""
     set_to = sglang(monkeypatch, place)
-    check(replace(MOE, backend=Backend("sglang", "0.5.23")))
+    prepared = check(replace(MOE, backend=Backend("sglang", "0.5.23")))
     assert set_to[0].model_path == "dummy"
+    assert prepared.setting is not None
+    assert prepared.setting(11) == {"BLOCK_SIZE_M": 16, "E": 8}
 
 
 def test_a_newer_sglang_takes_its_arguments_from_a_context(monkeypatch: pytest.MonkeyPatch) -> None:

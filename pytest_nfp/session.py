@@ -30,7 +30,7 @@ from pytest_nfp.files import FileError
 from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, check_release, granularity_of
 from pytest_nfp.journal import Past
 from pytest_nfp.measure import PROTOCOLS, Curve, sweep, trust
-from pytest_nfp.measure.sweep import Interrupted
+from pytest_nfp.measure.sweep import REFUSALS, Interrupted
 from pytest_nfp.predict import Figures, Predicted, edge_positions, predict_case
 from pytest_nfp.principle import Boundary, ClosedForm, sensitivity
 from pytest_nfp.principle.plateaus import plateaus
@@ -489,9 +489,11 @@ class Session:
             if prepared.active is not None:
                 curve = replace(curve, active_experts={p.positions: prepared.active(p.positions) for p in curve.points})
             if prepared.setting is not None:
-                curve = replace(
-                    curve, settings={p.positions: _setting(prepared.setting, p.positions) for p in curve.points}
-                )
+                try:
+                    settings = {p.positions: _setting(prepared.setting, p.positions) for p in curve.points}
+                    curve = replace(curve, settings=settings)
+                except REFUSALS as error:
+                    self.say(f"{case.key}: the selector gives no configuration: {error}")
             return _claimed(case, curve), Verdict("PASS")
         if mode == "device":
             return None, Verdict("SKIPPED", (absent,))
@@ -804,7 +806,7 @@ def _first_wrong(prepared: backends.Prepared, grid: Sequence[int], base: int) ->
     for n in dict.fromkeys((base, max(n for n in grid if n <= max(base, CHECKED)))):
         try:
             wrong = prepared.check(n)
-        except (RuntimeError, ValueError, TypeError, NotImplementedError, backends.Unsupported):
+        except (*REFUSALS, backends.Unsupported):
             continue  # The sweep meets the same refusal, and caps N_max there.
         if wrong:
             return f"N={n}: {prepared.kernel} computes something else: {wrong}"

@@ -16,6 +16,7 @@ from pytest_nfp.backends import Prepared
 from pytest_nfp.baselines import BaselineFile
 from pytest_nfp.cases import Backend, Case, expand
 from pytest_nfp.catalog import UnknownName
+from pytest_nfp.devices import Forward
 from pytest_nfp.files import FileError, read_yaml
 from pytest_nfp.granularity import artifacts, granularity_of
 from pytest_nfp.predict import datasheet, predict_case
@@ -368,3 +369,36 @@ def test_another_dtype_makes_cases_of_it_and_a_cpu_has_no_calibration_for_it() -
     assert {
         c.dtype for c in session(gpu=("h20",), dtype="fp8", backend=("vllm==0.9.1",)).expand("prediction", "moe")
     } == {"fp8"}
+
+
+def test_a_release_that_moved_its_arguments_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward raises what Python raises of a moved argument: INVALID with its words, and the next case goes on."""
+
+    def forward(n: int) -> Forward:
+        raise AttributeError("module 'kernels' has no attribute 'fused_experts'")
+
+    machine = Simulated(staircase(16))
+    monkeypatch.setattr(session_module, "find_device", lambda name, timer: (machine.device(gpu=name), ""))
+    monkeypatch.setattr(backends, "prepare", lambda case, seed, cache: Prepared(forward, 100, 10**9, "k", 1))
+    s = session(gpu=("h20",), backend=("vllm==0.9.1",), model=("llada-2.1-mini",))
+    verdict = s.check_boundary(s.expand("boundary", "moe")[0])
+    assert verdict.outcome == "INVALID"
+    assert "T(N0 = 32) can't be measured: AttributeError: module 'kernels' has no attribute" in verdict.reasons[0]
+    assert s.check_boundary(s.expand("boundary", "moe")[1]).outcome == "INVALID"
+
+
+def test_a_selector_that_answers_nothing_costs_its_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The curve stands without configurations."""
+    machine = Simulated(staircase(64), Noise(0.01), 1)
+
+    def selector(n: int) -> dict[str, int]:
+        raise TypeError("try_get_optimal_moe_config() takes 4 positional arguments")
+
+    monkeypatch.setattr(session_module, "find_device", lambda name, timer: (machine.device(gpu=name), ""))
+    one = Prepared(machine.forward, 100, 10**9, "k", 1, setting=selector)
+    monkeypatch.setattr(backends, "prepare", lambda case, seed, cache: one)
+    s = session(gpu=("h20",), backend=("vllm==0.9.1",), model=("llada-2.1-mini",))
+    case = s.expand("boundary", "moe")[0]
+    s.check_boundary(case)
+    assert s.cases[case.id].n_max is not None
+    assert s.cases[case.id].settings == {}

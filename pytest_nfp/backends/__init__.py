@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
+
 from pytest_nfp import registry
 from pytest_nfp.devices import Forward
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from pytest_nfp.cases import Case
 
 __all__ = ["Forward", "Prepared", "Unsupported", "banks_needed", "prepare"]
+
+
+OLDEST = {"vllm": "0.9.1", "sglang": "0.5.9", "flash-attn": "2.5.9", "flashinfer-python": "0.5.3"}
+"""The oldest release of a framework whose calls are known on a GPU."""
 
 
 class Unsupported(Exception):
@@ -49,7 +55,9 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     point = registry.registered().get((case.backend.framework, case.module))
     if point is None:
         raise Unsupported(f"no forward is built for {case.backend.framework}'s {case.module} module")
-    framework = case.backend.framework
+    framework, oldest = case.backend.framework, OLDEST.get(case.backend.framework)
+    if case.gpu != "cpu" and oldest is not None and Version(case.backend.release) < Version(oldest):
+        raise Unsupported(f"{case.backend} is too old: its forwards are known from {oldest} on")
     try:
         module = point.load()
     except ImportError as error:

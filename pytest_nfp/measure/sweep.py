@@ -31,6 +31,10 @@ PROFILED = 64
 """Up to this many N are profiled for the kernels that they run."""
 
 
+REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError, ImportError, OSError)
+"""What a framework raises where it can't run: memory, dimensions, an argument that a newer release has moved."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C inside a sweep; `curve` holds what was measured until then."""
 
@@ -129,7 +133,7 @@ class _Search:
         started = self._device.now()
         try:
             run, forwards = self._warmed(n)
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        except REFUSALS as error:
             self._refused[n] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         if n in self._refused:
             # The error is gone, and with it the frames that held what was allocated: the next N may need the memory.

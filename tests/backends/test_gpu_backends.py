@@ -391,6 +391,10 @@ def test_torchs_gemms_on_a_gpu(dtype: str) -> None:
         (replace(MOE, dtype="fp8"), "no forward is built for fp8 weights; there are fp32, bf16, fp16"),
         (replace(MOE, gpu="cpu", backend=Backend("sglang", "0.5.23")), "SGLang's fused experts run on a GPU alone"),
         (replace(ATTENTION, gpu="cpu"), "flash-attn runs on a GPU alone"),
+        (
+            replace(MOE, backend=Backend("vllm", "0.8.5")),
+            "vllm==0.8.5 is too old: its forwards are known from 0.9.1 on",
+        ),
         (replace(ATTENTION, gpu="cpu", backend=Backend("flashinfer-python", "1")), "FlashInfer runs on a GPU alone"),
         (replace(ATTENTION, backend=Backend("vllm", "1")), "vllm can't be imported here: No module named"),
         (replace(MOE, backend=Backend("sglang", "0.5.23")), "sglang can't be imported here: No module named 'sglang'"),

@@ -145,12 +145,31 @@ class Model(_Strict):
     dense: Dense | None = None
     attention: Attention | None = None
     moe: Moe | None = None
+    vocabulary: Positive | None = None
     batch: tuple[Positive, ...] = (1,)
     context: tuple[Positive, ...] = ()
     top_k: tuple[Positive, ...] = ()
     gate: bool = False
     device: Literal["gpu", "cpu"] = "gpu"
     source: str
+
+
+class Method(_Strict):
+    """A parallel-decoding method. positions: N of one forward, None where its source states none.
+
+    stated: what the source says, which may be of tokens that a step commits: never N.
+    """
+
+    name: str
+    kind: str
+    positions: Positive | None
+    stated: str
+    source: str
+
+
+class _Methods(_Strict):
+    schema_: Literal[1] = Field(alias="schema")
+    methods: tuple[Method, ...]
 
 
 class _Gpus(_Strict):
@@ -173,6 +192,20 @@ def gpus() -> tuple[Gpu, ...]:
 def models() -> tuple[Model, ...]:
     """Every model and module shape of the catalog, in its order."""
     return read_yaml(FOLDER / "models.yaml", _Models).models
+
+
+@lru_cache(maxsize=1)
+def methods() -> tuple[Method, ...]:
+    """Every parallel-decoding method of the catalog, in its order."""
+    return read_yaml(FOLDER / "methods.yaml", _Methods).methods
+
+
+def method(name: str) -> Method:
+    """A method by its name. Raises UnknownName with the near matches."""
+    for m in methods():
+        if m.name == name.lower():
+            return m
+    raise UnknownName(unknown("method", name, [m.name for m in methods()], "give its positions with --positions"))
 
 
 def gpu(name: str) -> Gpu:
@@ -282,6 +315,7 @@ def model_from_config(path: Path) -> Model:
                 "hidden": hidden,
                 "dense": {"width": width, "matrices": 3} if width and (not moe or dense_layers) else None,
                 "attention": attention,
+                "vocabulary": first("vocab_size") or None,
                 "moe": moe,
                 "context": (256, 4096),
                 "source": str(path),

@@ -10,6 +10,8 @@ from pytest_nfp.cases import Backend, parse_backend
 from pytest_nfp.catalog import Gpu, Model, UnknownName
 from pytest_nfp.granularity import artifacts, check_release
 from pytest_nfp.parallel import Parallel, on_rank
+from pytest_nfp.principle.routing import Routing
+from pytest_nfp.traces import parse_routing
 
 
 def positive(text: str) -> int:
@@ -42,6 +44,24 @@ def add_parallel(parser: argparse.ArgumentParser, help_text: str = "") -> None:
 def add_dtype(parser: argparse.ArgumentParser) -> None:
     """--dtype."""
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp8", "fp8-block"), default="bf16", help="default bf16")
+
+
+def add_routing(parser: argparse.ArgumentParser) -> None:
+    """--routing."""
+    parser.add_argument(
+        "--routing",
+        default="balanced",
+        help="balanced (default), skewed, uniform, power-law-A (such as power-law-1.2), and trace:FILE, a CSV with a line"
+        " `token,expert,expert,...` for each token",
+    )
+
+
+def routing(text: str) -> Routing:
+    """--routing. Raises UnknownName, FileError."""
+    try:
+        return parse_routing(text)
+    except ValueError as error:
+        raise UnknownName(f"--routing {error}") from None
 
 
 def gpus(names: list[str]) -> list[Gpu]:

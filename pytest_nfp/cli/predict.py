@@ -10,6 +10,7 @@ from typing import Any
 from pytest_nfp import calibrated, catalog
 from pytest_nfp.cases import ALIASES, BYTES_PER_ELEMENT, MLA, Backend, Case, Module, expand, frameworks, parse_backend
 from pytest_nfp.catalog import Model, Moe, UnknownName
+from pytest_nfp.cli import options
 from pytest_nfp.cli.options import add_artifacts, add_parallel, positive, release
 from pytest_nfp.granularity import Granularity, artifacts, granularity_of
 from pytest_nfp.granularity.query import MAX_COUNT
@@ -25,9 +26,8 @@ from pytest_nfp.predict import (
     predict_model,
 )
 from pytest_nfp.principle.boundary import bracketed
-from pytest_nfp.principle.routing import Replay, Routing
+from pytest_nfp.principle.routing import Replay
 from pytest_nfp.records import finite
-from pytest_nfp.traces import parse_routing
 from pytest_nfp.verdict import term_in_words
 
 OWN_ATTENTION = {"vllm": "flash-attn", "sglang": "flashinfer-python"}
@@ -136,7 +136,7 @@ def _cases(given: argparse.Namespace) -> list[Case]:
             raise UnknownName(f"{backend.framework} is no {module} backend")
         case = replace(found[0], batch=given.batch, dtype=given.dtype)
         if module == "moe":
-            routing = _routing(given.routing)
+            routing = options.routing(given.routing)
             if routing not in ("balanced", "skewed"):
                 raise UnknownName(f"the closed form knows balanced and skewed routing: give --curve for {routing}")
             case = replace(case, top_k=top_k, routing=routing)
@@ -278,14 +278,6 @@ def _curve(given: argparse.Namespace) -> int:
     return 0
 
 
-def _routing(text: str) -> Routing:
-    """--routing. Raises UnknownName, FileError."""
-    try:
-        return parse_routing(text)
-    except ValueError as error:
-        raise UnknownName(f"--routing {error}") from None
-
-
 def _parallel(given: argparse.Namespace) -> Parallel:
     return parse_parallel(f"tp{given.tp}" if given.tp else given.parallel)
 
@@ -306,7 +298,7 @@ def _moe_case(given: argparse.Namespace, gpu: str, backend: Backend) -> Case:
     case = next(expand(gpu, backend, "moe", model), None)
     if case is None:
         raise UnknownName(f"{backend.framework} is no MoE backend")
-    top_k, routing = given.top_k or model.moe.top_k, _routing(given.routing)
+    top_k, routing = given.top_k or model.moe.top_k, options.routing(given.routing)
     if top_k > model.moe.experts:
         raise UnknownName(f"--top-k {top_k}: {model.name} has {model.moe.experts} experts")
     if isinstance(routing, Replay):

@@ -1,0 +1,300 @@
+"""nfp check, cost-table, table: what a deployment asks. Is a method near-free here, what does T(N, b) cost, where is the bound?
+
+Everything is predicted: the sum of a model's modules, each by its own kernel (compose.py), or the closed form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from pytest_nfp import catalog, compose
+from pytest_nfp.catalog import UnknownName
+from pytest_nfp.cli.options import add_artifacts, add_parallel, add_routing, positive, release, routing
+from pytest_nfp.lookup import GPUS, future, lookup
+from pytest_nfp.parallel import on_rank, parse_parallel
+from pytest_nfp.principle import Prediction, active_experts
+from pytest_nfp.principle.boundary import bracketed
+
+BATCHES = (1, 2, 4, 8, 16, 32)
+GROWTH = 0.005
+"""Experts are saturated where one more position reads fewer than this share more of them."""
+POSITIONS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+def add(commands: Any) -> None:
+    """Declare the commands."""
+    p = commands.add_parser(
+        "check",
+        help="is a number of positions, or a method, near-free on this model and GPU?",
+        description="Predicts T(N) of a whole model and says whether N positions stay within the tolerance, what they cost"
+        " against one position, how much headroom is left and which module limits it. Exit code 0: near-free, 1: not, 3: the"
+        " interval of the prediction does not decide it.",
+        epilog="examples: nfp check --gpu h200 --model qwen3-8b --backend vllm==0.24.0 --attention flash-attn==2.8.3 --positions 16;"
+        " nfp check ... --method eagle-3 --accepted 3.1",
+    )
+    _add_workload(p)
+    n = p.add_mutually_exclusive_group(required=True)
+    n.add_argument("--positions", type=positive, help="N: positions that one forward processes")
+    n.add_argument("--method", help="a method of the catalog, whose N its source states; `list` prints them")
+    p.add_argument(
+        "--accepted", type=float, help="tokens that one step commits on average, measured by you: at most the positions"
+    )
+    p.add_argument("--context", type=positive, default=4096, help="L, cached tokens a request (default 4096)")
+    p.add_argument("--batch", type=positive, default=1, help="b, requests in the forward (default 1)")
+    p.set_defaults(run=check)
+
+    p = commands.add_parser(
+        "cost-table",
+        help="T(N, b) of a model as JSON, for adaptive speculation",
+        description="Predicted microseconds of one forward for every batch and number of positions, with the interval of the"
+        " calibrations, as JSON: what a scheduler that chooses its speculation length needs.",
+        epilog="example: nfp cost-table --gpu h200 --model llada-2.1-mini --backend vllm==0.24.0 --attention flash-attn==2.8.3",
+    )
+    _add_workload(p)
+    p.add_argument("--context", type=positive, default=4096, help="L, cached tokens a request (default 4096)")
+    p.add_argument("--batch", type=positive, action="append", default=[], help=f"repeatable (default {BATCHES})")
+    p.add_argument("--positions", type=positive, action="append", default=[], help=f"repeatable (default {POSITIONS})")
+    p.set_defaults(run=cost_table)
+
+    p = commands.add_parser(
+        "table",
+        help="the deployment lookup, an N_max(b, L) grid of a model, or the view over GPU generations",
+        description="Without --model: idle compute against the principle, with the factor by which it over-predicts. With"
+        " --model: N_max of the composed model over batch and context, and what limits it. With --future: the balance of each"
+        " GPU, and which of idle compute and the attention tile bounds a dense model there.",
+        epilog="example: nfp table --gpu h200 --model llada-2.1-mini --backend vllm==0.24.0 --attention flash-attn==2.8.3",
+    )
+    _add_workload(p, is_required=False)
+    p.add_argument("--future", action="store_true", help="rho over GPU generations with the attention bound")
+    p.add_argument(
+        "--context", type=positive, action="append", default=[], help="repeatable (default: the model's grid)"
+    )
+    p.add_argument("--batch", type=positive, action="append", default=[], help=f"repeatable (default {BATCHES})")
+    p.set_defaults(run=table)
+
+
+def _add_workload(p: argparse.ArgumentParser, is_required: bool = True) -> None:
+    """The options of a model's workload but for batch and context."""
+    p.add_argument("--gpu", required=is_required, help="catalog name")
+    p.add_argument("--model", required=is_required, help="catalog name or config.json")
+    p.add_argument("--backend", required=is_required, help="framework and release of GEMMs and experts: vllm==0.24.0")
+    p.add_argument(
+        "--attention", help="framework and release of the attention: flash-attn==2.8.3 (else it is left out)"
+    )
+    p.add_argument("--top-k", type=positive, help="experts a token (default: the model's)")
+    add_routing(p)
+    p.add_argument(
+        "--dtype", choices=("bf16", "fp8", "fp8-block", "int4"), default="bf16", help="weights (default bf16)"
+    )
+    p.add_argument("--tolerance", type=float, default=0.2, help="epsilon (default 0.2)")
+    add_parallel(p)
+    add_artifacts(p)
+    p.add_argument(
+        "--recorded",
+        action="store_true",
+        help="where a recorded table of the backend's release holds exactly a module's shape, its times stand in place of the prediction",
+    )
+    p.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _composed(given: argparse.Namespace, batch: int, context: int) -> compose.Composed:
+    """The model at one workload. Raises UnknownName, RuleUnknown, FileError."""
+    model = on_rank(catalog.model(given.model), parse_parallel(given.parallel))
+    workload = compose.Workload(
+        catalog.gpu(given.gpu).name,
+        release(given.backend, "--backend"),
+        release(given.attention, "--attention") if given.attention else None,
+        given.dtype,
+        batch,
+        context,
+        given.top_k,
+        routing(given.routing),
+    )
+    if model.moe is not None and (given.top_k or 1) > model.moe.experts:
+        raise UnknownName(f"--top-k {given.top_k}: {model.name} has {model.moe.experts} experts")
+    return compose.compose(model, workload, given.artifacts, given.recorded)
+
+
+def _kind(given: argparse.Namespace) -> str:
+    """What the numbers are: none of them is a measurement of the model."""
+    return "composed of recorded and predicted modules" if given.recorded else "predicted"
+
+
+def check(given: argparse.Namespace) -> int:
+    """Print the answer. Raises UnknownName, RuleUnknown."""
+    if given.method == "list":
+        for m in catalog.methods():
+            print(f"{m.name:<16} {m.positions or 'not stated':>10}  {m.stated} ({m.source})")
+        return 0
+    n, said = given.positions, ""
+    if given.method:
+        method = catalog.method(given.method)
+        if method.positions is None:
+            raise UnknownName(
+                f"{method.name}: its source states no positions ({method.stated}): give --positions, not accepted tokens"
+            )
+        n, said = method.positions, f" ({method.name}: {method.stated}; {method.source})"
+    if given.accepted is not None and not 0 < given.accepted <= n:
+        raise UnknownName(
+            f"--accepted {given.accepted:g}: a step of {n} positions commits more than 0 and at most {n} tokens"
+        )
+    composed = _composed(given, given.batch, given.context)
+    predicted = composed.predict(given.tolerance, [n])
+    low, high = predicted.boundary.n_max_interval
+    outcome = "near-free" if n <= low else "not near-free" if high is not None and n > high else "undecided"
+    t1, t0, t = (composed.latency_us(m) for m in (1, composed.base, n))
+    answer: dict[str, Any] = {
+        "outcome": outcome,
+        "kind": _kind(given),
+        "positions": n,
+        "n_max": predicted.n_max,
+        "n_max_interval": [low, high],
+        "headroom": predicted.n_max - n,
+        "limiting": predicted.limiting,
+        "baseline_positions": composed.base,
+        "latency_us": round(t, 1),
+        "ratio_to_one": round(t / t1, 3),
+        "ratio_to_baseline": round(t / t0, 3),
+        "shares": {name: round(share, 3) for name, share in composed.shares(n).items()},
+        "missing": list(composed.missing),
+        "basis": composed.basis,
+    }
+    answer |= _coverage(given, n)
+    if given.accepted is not None:
+        # Capacity that is used: tokens that count, of the positions that would have been near-free.
+        answer["utilisation"] = round(given.accepted / predicted.n_max, 3)
+        answer["speedup"] = round(given.accepted * t1 / t, 3)
+    if given.json:
+        print(json.dumps(answer, indent=1))
+    else:
+        _print_check(given, answer, predicted, said)
+    return {"near-free": 0, "not near-free": 1, "undecided": 3}[outcome]
+
+
+def _coverage(given: argparse.Namespace, positions: int) -> dict[str, Any]:
+    """How many experts a forward reads, and whether more positions would read more."""
+    model = catalog.model(given.model)
+    if model.moe is None:
+        return {}
+    experts, top_k = model.moe.experts, given.top_k or model.moe.top_k
+    now, more = (
+        active_experts(routing(given.routing), n * given.batch, experts, top_k) for n in (positions, positions + 1)
+    )
+    coverage = "growing" if more > now * (1 + GROWTH) else "saturated"
+    return {"active_experts": round(now, 1), "coverage": coverage}
+
+
+def _print_check(given: argparse.Namespace, a: dict[str, Any], predicted: Prediction, said: str) -> None:
+    n = a["positions"]
+    print(f"{given.model} on {catalog.gpu(given.gpu).title}, b={given.batch}, L={given.context}: {_kind(given)}")
+    print(f"  {n} positions{said}: {a['outcome']}")
+    interval = bracketed(predicted.boundary.n_max_interval)
+    print(f"  N_max {a['n_max']}, interval {interval}, headroom {a['headroom']}, limited by {a['limiting']}")
+    base = a["baseline_positions"]
+    first = f", {a['ratio_to_baseline']:.2f} T(N0={base})" if base > 1 else ""
+    print(f"  T({n}) {a['latency_us']:.0f} us: {a['ratio_to_one']:.2f} T(1){first}")
+    if "coverage" in a:
+        print(f"  experts read: {a['active_experts']:g}, {a['coverage']}")
+    if "utilisation" in a:
+        pays = "pays" if a["speedup"] > 1 else "does not pay"
+        print(f"  {given.accepted:g} tokens a step: {a['utilisation']:.0%} of the near-free capacity;")
+        print(f"  {a['speedup']:.2f} times the tokens a second of one position, drafting not counted: it {pays}")
+    for name, basis in a["basis"].items():
+        if basis.startswith("recorded"):
+            print(f"  {name}: {basis}")
+    for name in a["missing"]:
+        print(f"  {name} is in no part: the bound is that of the other modules, not of the model")
+
+
+def cost_table(given: argparse.Namespace) -> int:
+    """Print T(N, b). Raises UnknownName, RuleUnknown."""
+    rows: list[dict[str, Any]] = []
+    missing: tuple[str, ...] = ()
+    for batch in given.batch or BATCHES:
+        composed = _composed(given, batch, given.context)
+        low, high = composed.latency_spread
+        missing = composed.missing
+        for n in given.positions or POSITIONS:
+            t = composed.latency_us(n)
+            rows.append(
+                {
+                    "batch": batch,
+                    "positions": n,
+                    "latency_us": round(t, 2),
+                    "low": round(t / high, 2),
+                    "high": round(t / low, 2),
+                }
+            )
+        print(f"  batch {batch} done", file=sys.stderr)
+    head = {
+        "schema": 1,
+        "kind": _kind(given),
+        "gpu": catalog.gpu(given.gpu).name,
+        "model": given.model,
+        "backend": given.backend,
+        "attention": given.attention,
+        "dtype": given.dtype,
+        "context": given.context,
+        "routing": given.routing,
+        "missing": list(missing),
+    }
+    print(json.dumps(head | {"points": rows}, indent=1))
+    return 0
+
+
+def table(given: argparse.Namespace) -> int:
+    """Print a table. Raises UnknownName, RuleUnknown."""
+    if given.model:
+        return _grid(given)
+    rows = future() if given.future else lookup([given.gpu] if given.gpu else GPUS)
+    if given.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    columns = list(rows[0])
+    texts = [[_cell(row[c]) for c in columns] for row in rows]
+    widths = [max(len(c), *(len(t[i]) for t in texts)) for i, c in enumerate(columns)]
+    print("  ".join(c.replace("_", " ").ljust(w) for c, w in zip(columns, widths, strict=True)).rstrip())
+    for line in texts:
+        print("  ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)).rstrip())
+    return 0
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "unbounded"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def _grid(given: argparse.Namespace) -> int:
+    """N_max over batch and context, with the limiting part."""
+    for name in ("gpu", "backend"):
+        if getattr(given, name) is None:
+            raise UnknownName(f"a grid of {given.model} needs --{name}")
+    contexts = given.context or list(catalog.model(given.model).context)
+    batches = given.batch or BATCHES
+    cells: list[dict[str, Any]] = []
+    for context in contexts:
+        for batch in batches:
+            predicted = _composed(given, batch, context).predict(given.tolerance)
+            cells.append(
+                {
+                    "context": context,
+                    "batch": batch,
+                    "n_max": predicted.n_max,
+                    "n_max_interval": list(predicted.boundary.n_max_interval),
+                    "limiting": predicted.limiting,
+                }
+            )
+    if given.json:
+        print(json.dumps({"kind": _kind(given), "gpu": given.gpu, "model": given.model, "cells": cells}, indent=1))
+        return 0
+    print(f"{given.model} on {catalog.gpu(given.gpu).title}: {_kind(given)} N_max and the part that limits it")
+    said = {(c["context"], c["batch"]): f"{c['n_max']} {c['limiting']}" for c in cells}
+    width = max(len(text) for text in said.values()) + 2
+    print("  " + "L \\ b".ljust(8) + "".join(str(b).ljust(width) for b in batches).rstrip())
+    for context in contexts:
+        print("  " + str(context).ljust(8) + "".join(said[context, b].ljust(width) for b in batches).rstrip())
+    return 0

@@ -1,0 +1,118 @@
+"""Recorded times of one module at exactly its shape: a GEMM, balanced experts, or attention at one position.
+
+Between two recorded row counts T is the line between them; beyond the last one nothing is said. Weights that stayed in the
+cache while they were recorded are left out, as in the library: in a model they do not stay there.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pytest_nfp.cases import Case
+from pytest_nfp.recordings import aiconfigurator, library
+from pytest_nfp.recordings.errors import NoRecording
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTimes:
+    """Microseconds over rows (tokens, or rows of a GEMM), ascending, and the table that they are of."""
+
+    rows: tuple[int, ...]
+    latencies: tuple[float, ...]
+    source: str
+
+    def at(self, rows: int) -> float:
+        """T at a row count from the first recorded one to the last. Raises ValueError outside."""
+        if not self.rows[0] <= rows <= self.rows[-1]:
+            raise ValueError(f"{rows} rows were not recorded: {self.rows[0]} to {self.rows[-1]} were")
+        i = bisect_left(self.rows, rows)
+        if self.rows[i] == rows:
+            return self.latencies[i]
+        (a, b), (s, t) = self.rows[i - 1 : i + 1], self.latencies[i - 1 : i + 1]
+        return s + (t - s) * (rows - a) / (b - a)
+
+
+def times(case: Case) -> RecordedTimes:
+    """The recorded times of a GEMM or of balanced experts. Raises NoRecording with the one reason."""
+    if case.module not in ("dense", "moe"):
+        raise NoRecording(f"{case.module} is recorded at one position alone")
+    if case.module == "moe" and case.routing != "balanced":
+        raise NoRecording(f"experts under {case.routing} routing were not recorded at every count of tokens")
+    found = library.read(case.gpu, case.backend.framework, case.backend.release, case.module, case.dtype)
+    moe = case.subject.moe
+    for c in found.curves:
+        if case.gemm is not None:
+            is_mine = (c.width, c.hidden) == case.gemm
+        else:
+            assert moe is not None
+            mine = (moe.experts, case.top_k, case.subject.hidden, moe.width, "balanced")
+            is_mine = (c.experts, c.top_k, c.hidden, c.width, c.distribution) == mine
+        if is_mine:
+            return RecordedTimes(tuple(p.positions for p in c.points), tuple(p.latency_us for p in c.points), c.source)
+    raise NoRecording(f"the table of {case.backend} on {case.gpu} does not hold this shape, or it stays in the cache")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAttention:
+    """Attention at one position a request: its microseconds, of them those that it takes over next to nothing, and the table."""
+
+    latency_us: float
+    fixed_us: float
+    source: str
+
+
+def attention_at_one(case: Case, framework: str, release: str) -> RecordedAttention:
+    """A framework's attention at exactly the case's heads and batch, over its cached tokens.
+
+    Between two recorded contexts T is the line between their logarithms. Raises NoRecording.
+    """
+    assert case.subject.attention is not None and case.context is not None
+    a = case.subject.attention
+    by_context, source = _generation(case.gpu, framework, release, case.batch, a.heads, a.kv_heads, a.head_dim)
+    known = sorted(by_context)
+    if not known or not known[0] <= case.context <= known[-1]:
+        raise NoRecording(
+            f"{framework} {release} on {case.gpu}: attention of this shape was not recorded over {case.context} tokens"
+        )
+    i = bisect_left(known, case.context)
+    at = by_context[known[i]]
+    if known[i] != case.context:
+        low, high = known[i - 1], known[i]
+        share = math.log(case.context / low) / math.log(high / low)
+        at = by_context[low] ** (1 - share) * by_context[high] ** share
+    return RecordedAttention(at, min(at, by_context[known[0]]), source)
+
+
+@lru_cache(maxsize=256)
+def _generation(
+    gpu: str, framework: str, release: str, batch: int, heads: int, kv_heads: int, head_dim: int
+) -> tuple[Mapping[int, float], str]:
+    from pyarrow import parquet
+
+    for mine, table_release, path in aiconfigurator.tables(gpu, ["attention"]):
+        if (mine, table_release) != (framework, release) or path.name != "generation_attention_perf.parquet":
+            continue
+        rows = parquet.read_table(
+            path,
+            columns=["step", "latency"],
+            filters=[
+                ("batch_size", "==", batch),
+                ("num_heads", "==", heads),
+                # A table writes 0 KV heads for as many as there are query heads.
+                ("num_key_value_heads", "in", [kv_heads, *([0] if kv_heads == heads else [])]),
+                ("head_dim", "==", head_dim),
+                ("kv_cache_dtype", "==", "bfloat16"),
+                ("window_size", "==", 0),
+                ("isl", "==", 1),
+            ],
+        ).to_pylist()
+        found: dict[int, float] = {}
+        for row in rows:
+            us = row["latency"] * 1e3
+            found[row["step"]] = min(us, found.get(row["step"], us))
+        return found, aiconfigurator.source_of(path)
+    raise NoRecording(f"no recording of the attention of {framework} {release} on {gpu}")

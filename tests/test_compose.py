@@ -1,0 +1,117 @@
+"""A model is the sum of its modules: which ones, how often, at which shape, and where the bound lies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_nfp import catalog, compose
+from pytest_nfp.cases import Backend
+from pytest_nfp.catalog import UnknownName
+from pytest_nfp.compose import Workload
+
+VLLM, FLASH = Backend("vllm", "0.24.0"), Backend("flash-attn", "2.8.3")
+H200 = Workload("h200", VLLM, FLASH)
+
+
+def weights(model: str) -> float:
+    """Weights that the GEMMs and experts of a model hold together."""
+    m = catalog.model(model)
+    total = 0.0
+    for p in compose.parts(m, H200):
+        if p.case.gemm is not None:
+            total += p.count * p.case.gemm[0] * p.case.gemm[1]
+        elif p.case.module == "moe":
+            assert m.moe is not None
+            total += p.count * m.moe.experts * 3 * m.hidden * m.moe.width
+    return total
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [("qwen3-8b", 7.57), ("llada-2.1-mini", 15.9), ("qwen3-30b-a3b", 30.2), ("mixtral-8x7b", 46.6)],
+)
+def test_the_parts_hold_the_models_weights(model: str, billions: float) -> None:
+    """Within 1% of the published count without the embedding (8.19 - 0.62, 16.3 - 0.32, 30.5 - 0.31, 46.7 - 0.13 billion)."""
+    assert weights(model) / 1e9 == pytest.approx(billions, rel=0.015)
+
+
+def test_merged_and_single_gemms_are_the_same_weights() -> None:
+    """Engines merge q, k, v and gate, up; transformers does not."""
+
+    def size(merged: bool) -> int:
+        found = compose.parts(catalog.model("qwen3-8b"), H200, merged)
+        return sum(p.count * p.case.gemm[0] * p.case.gemm[1] for p in found if p.case.gemm is not None)
+
+    assert size(True) == size(False)
+    names = {p.name for p in compose.parts(catalog.model("qwen3-8b"), H200, merged=False)}
+    assert names == {"q", "k and v", "attention", "o", "ffn up", "ffn down", "head"}
+
+
+def test_weights_of_few_bits_leave_cache_head_and_router_in_bf16() -> None:
+    """FP8 weights: the KV cache is not quantised with them."""
+    found = {p.name: p.case.dtype for p in compose.parts(catalog.model("llada-2.1-mini"), replace(H200, dtype="fp8"))}
+    assert {name for name, dtype in found.items() if dtype == "bf16"} == {"attention", "router", "head"}
+    assert found["experts"] == "fp8"
+
+
+@pytest.mark.network
+def test_attention_takes_over_from_the_experts_as_the_context_grows() -> None:
+    """LLaDA-2.1-mini on H200, b = 1: experts bound it at 256 cached tokens, attention at 32768, and N_max never grows."""
+    found = [
+        compose.compose(catalog.model("llada-2.1-mini"), replace(H200, context=context)).predict()
+        for context in (256, 4096, 16384, 32768)
+    ]
+    assert (found[0].limiting, found[-1].limiting) == ("experts", "attention")
+    n_max = [p.n_max for p in found]
+    assert n_max == sorted(n_max, reverse=True)
+
+
+@pytest.mark.network
+def test_the_sum_is_its_parts_and_a_floor_of_the_models_weights() -> None:
+    """Shares add up to one; T(1) of a dense model is no less than its weights over the bandwidth."""
+    composed = compose.compose(catalog.model("qwen3-8b"), H200)
+    assert sum(composed.shares(1).values()) == pytest.approx(1.0)
+    assert composed.latency_us(1) == pytest.approx(sum(t(1) for t in composed.latencies.values()))
+    floor = 2 * weights("qwen3-8b") / catalog.gpu("h200").bandwidth * 1e6
+    assert floor < composed.latency_us(1) < 1.6 * floor
+    low, high = composed.predict().boundary.n_max_interval
+    assert low <= composed.predict().n_max
+    assert high is None or composed.predict().n_max <= high
+
+
+@pytest.mark.network
+def test_recorded_modules_stand_where_their_tables_hold_the_shape() -> None:
+    """Each part says what it is; N_max so composed lies in the predicted interval, for four models over their contexts."""
+    for name in ("qwen3-8b", "llada-2.1-mini", "qwen3-30b-a3b", "mixtral-8x7b"):
+        model = catalog.model(name)
+        for context in model.context:
+            on = replace(H200, context=context)
+            recorded, predicted = (compose.compose(model, on, recorded=r) for r in (True, False))
+            assert recorded.basis["attention"].startswith("recorded at one position (aiconfigurator-core")
+            if model.moe is not None:
+                assert recorded.basis["experts"].startswith("recorded (aiconfigurator-core")
+            assert recorded.basis["head"].startswith("calibrated on")
+            low, high = predicted.predict().boundary.n_max_interval
+            assert low <= recorded.predict().n_max <= (high or recorded.last)
+
+
+def test_without_an_attention_framework_it_is_said_to_be_missing() -> None:
+    """The bound is then that of the other modules."""
+    composed = compose.compose(catalog.model("qwen3-8b"), replace(H200, attention=None))
+    assert composed.missing == ("attention",)
+    assert "attention" not in composed.latencies
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("dense-ffn-4096x9216", "is a module shape, not a model"),
+        ("deepseek-v3", "the attention projections of deepseek-v3 are not described"),
+    ],
+)
+def test_what_can_not_be_composed_says_why(model: str, reason: str) -> None:
+    """A module shape has no layers; MLA's projections are not described."""
+    with pytest.raises(UnknownName, match=reason):
+        compose.parts(catalog.model(model), H200)

@@ -10,17 +10,24 @@ from pytest_nfp import catalog, registry
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.principle.routing import Routing, baseline_positions
 
-Module = Literal["dense", "moe", "attention", "own"]
-"""`own` is a forward that a user's test brings: no module that the catalog describes."""
+Module = Literal["dense", "moe", "attention", "model", "own"]
+"""`model` is a whole model on an engine; `own` is a forward that a user's test brings: no module that the catalog describes."""
 FRAMEWORKS: dict[Module, tuple[str, ...]] = {
     "dense": ("vllm", "sglang", "torch"),
     "moe": ("vllm", "sglang", "torch"),
     "attention": ("flash-attn", "flashinfer-python", "flash-attn-3", "flash-attn-4", "torch", "vllm"),
+    "model": ("transformers", "vllm"),
 }
 MLA = ("flashinfer-python",)
 """Frameworks whose MLA is described: a rule on a GPU, and a forward."""
-NO_RULE = {("torch", "moe"), ("torch", "attention"), ("vllm", "attention")}
-"""GPU kernels that publish no tile rule: nothing is asked of them but where a device can measure their boundary."""
+NO_RULE = {
+    ("torch", "moe"),
+    ("torch", "attention"),
+    ("vllm", "attention"),
+    ("transformers", "model"),
+    ("vllm", "model"),
+}
+"""GPU kernels and engines that publish no tile rule: nothing is asked of them but where a device can measure their boundary."""
 GPU_KERNELS: dict[tuple[str, Module], tuple[str, ...]] = {
     ("flash-attn", "attention"): ("contiguous",),
     ("flashinfer-python", "attention"): ("decode-at-1",),
@@ -131,6 +138,23 @@ def variants(case: Case) -> list[Case]:
     return [replace(case, kernel=name) for name in GPU_KERNELS.get((case.backend.framework, case.module), ())]
 
 
+def _whole(
+    gpu: str, backend: Backend, subject: Model, routings: Sequence[Routing], dtype: str | None
+) -> Iterator[Case]:
+    """A whole model over its batches and contexts, and its k and these routings where it has experts."""
+    if subject.layers is None or subject.attention is None or subject.attention.value_dim is not None:
+        return  # A module shape, or MLA, whose projections no engine here is described with.
+    base = Case(gpu, backend, "model", subject, dtype or ("fp32" if gpu == "cpu" else "bf16"))
+    for batch in subject.batch:
+        for context in subject.context or (512,):
+            case = replace(base, batch=batch, context=context)
+            if subject.moe is None:
+                yield case
+                continue
+            for top_k in subject.top_k or (subject.moe.top_k,):
+                yield from (replace(case, top_k=top_k, routing=routing) for routing in routings)
+
+
 def parse_backend(text: str) -> Backend:
     """`vllm==0.33.0`; a framework without a release is completed by the caller. Raises UnknownName."""
     framework, separator, release = text.partition("==")
@@ -172,7 +196,12 @@ def expand(
 
     dtype: FP32 on a CPU and BF16 on a GPU where none is given.
     """
-    if module == "own" or backend.framework not in frameworks(module, gpu) or getattr(subject, module) is None:
+    if module == "own" or backend.framework not in frameworks(module, gpu):
+        return
+    if module == "model":
+        yield from _whole(gpu, backend, subject, routings, dtype)
+        return
+    if getattr(subject, module) is None:
         return
     if _is_mla(module, subject) and backend.framework not in MLA:
         return

@@ -136,7 +136,7 @@ def _marker_arguments(marker: pytest.Mark) -> dict[str, Any]:
             f"pytest-nfp: @pytest.mark.nfp takes {', '.join(NAMES)}, not {', '.join(sorted(unknown))}"
         )
     for name, values in (
-        ("module", ("dense", "moe", "attention")),
+        ("module", ("dense", "moe", "attention", "model")),
         ("question", ("granularity", "prediction", "boundary")),
     ):
         if given.get(name) not in values:

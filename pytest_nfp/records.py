@@ -65,6 +65,10 @@ class CaseRecord(_Strict):
     modes: dict[Whole, str] = {}
     settings: dict[Whole, str] = {}
     active_experts: dict[Whole, Whole] = {}
+    proof: dict[Whole, tuple[Whole, Whole]] = {}
+    steps: dict[Whole, float] = {}
+    floor_us: float | None = None
+    composed: dict[str, Any] | None = None
     plateaus: list[tuple[Whole, Whole, float]] = []
     samples: dict[Whole, list[float]] = {}
 

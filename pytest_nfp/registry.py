@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 GROUP = "pytest_nfp.backends"
-MODULES = ("dense", "moe", "attention")
+MODULES = ("dense", "moe", "attention", "model")
 
 
 @lru_cache(maxsize=1)

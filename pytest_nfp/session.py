@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nfp import __version__, backends, baselines, calibrated, catalog, journal, recordings, records, registry
+from pytest_nfp.backends import hf_config
 from pytest_nfp.baselines import BaselineFile, CaseBaseline
 from pytest_nfp.cases import (
     NO_RULE,
     OURS,
+    ROUTINGS,
     Backend,
     Case,
     Module,
@@ -29,13 +31,14 @@ from pytest_nfp.devices.lock import TooLong, device_lock, time_limit
 from pytest_nfp.files import FileError
 from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, check_release, granularity_of
 from pytest_nfp.journal import Past
-from pytest_nfp.measure import PROTOCOLS, Curve, sweep, trust
+from pytest_nfp.measure import PROTOCOLS, Curve, composition, sweep, trust
 from pytest_nfp.measure.sweep import REFUSALS, Interrupted
 from pytest_nfp.predict import Figures, Predicted, edge_positions, predict_case
-from pytest_nfp.principle import Boundary, ClosedForm, sensitivity
+from pytest_nfp.principle import Boundary, ClosedForm, active_experts, sensitivity
 from pytest_nfp.principle.plateaus import plateaus
 from pytest_nfp.principle.routing import Replay, Routing
 from pytest_nfp.records import CaseRecord, Question, Record, TestResult
+from pytest_nfp.scale import tiny
 from pytest_nfp.settings import Settings
 from pytest_nfp.traces import parse_routing
 from pytest_nfp.verdict import (
@@ -51,6 +54,10 @@ from pytest_nfp.verdict import (
     judge_prediction,
 )
 
+CPU_MODELS = ("qwen3-8b", "llada-2.1-mini")
+"""What suites/models runs on a CPU unless it is told: a dense model and one with experts."""
+ENGINE_TIMER = "engine-forward"
+"""The clock of an engine's own step: the forward inside it."""
 GRID = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 """The positions measured by default; the map's edges inside the range, edge and edge + 1, come on top."""
 BASELINE_RUNS = 3
@@ -187,10 +194,18 @@ class Session:
                 found.append(Backend(framework, release))
         return found
 
-    def subjects_for(self, gpu: str, backend: Backend) -> list[Model]:
+    def _scaled(self, gpu: str, model: Model) -> Model:
+        """The model as --nfp-scale says; module shapes stay, and have no cases."""
+        is_tiny = (self.settings.scale or ("tiny" if gpu == "cpu" else "full")) == "tiny"
+        return tiny(model) if is_tiny and model.layers is not None and model.attention is not None else model
+
+    def subjects_for(self, gpu: str, backend: Backend, module: Module) -> list[Model]:
         """--nfp-model, else the subjects with baselines of this release, else those of the gate."""
         if self.settings.model:
             return [catalog.model(n) for n in self.settings.model]
+        if module == "model":
+            named = [m for m in catalog.models() if m.gate and m.layers is not None]
+            return [m for m in named if m.name in CPU_MODELS] if gpu == "cpu" else named
         if gpu == "cpu":
             return [m for m in catalog.models() if m.device == "cpu"]
         nearest = [b for b in baselines.stored_backends(self.baseline_folder, gpu) if b.framework == backend.framework]
@@ -218,7 +233,9 @@ class Session:
             for backend in self.backends_for(gpu, module):
                 if gpu != "cpu" and question != "boundary" and (backend.framework, module) in NO_RULE:
                     continue
-                subjects = [catalog.model(n) for n in models] if models else self.subjects_for(gpu, backend)
+                subjects = [catalog.model(n) for n in models] if models else self.subjects_for(gpu, backend, module)
+                if module == "model":
+                    subjects = [self._scaled(gpu, m) for m in subjects]
                 for subject in subjects:
                     for case in expand(gpu, backend, module, subject, routings, self.settings.dtype):
                         _check_trace(case)
@@ -365,7 +382,8 @@ class Session:
         granularity: Granularity | None = None
         unknown = ""
         try:
-            predicted, granularity = self.predicted(case)
+            if case.module != "model":
+                predicted, granularity = self.predicted(case)
         except RuleUnknown as reason:
             unknown = f"the rule is unknown: {reason}"
             if self._measuring(case.gpu) is None:
@@ -385,12 +403,67 @@ class Session:
                 device.clean()
         if curve is None:
             return self._note(case, "boundary", why_not, predicted, granularity)
+        if case.module == "model":
+            return self._judge_model(case, curve)
         figures = None if unknown else self.figures(case, granularity)
         verdict = self._judge(case, curve, predicted, figures, granularity, unknown)
         if curve.kind == "measured":
             found = self.cases[case.id]
             self.say(f"{case.key} has n_max {found.n_max}, interval {found.n_max_interval}: {verdict.outcome}")
         return verdict
+
+    def _judge_model(self, case: Case, curve: Curve) -> Verdict:
+        """A full model's boundary against its baseline, and against the sum of its modules, measured here one by one.
+
+        Where they agree within one N of the grid, that is a PASS; where not, the model is more than its modules, and
+        nothing else is known to hold it to.
+        """
+        verdict = self._judge(case, curve, None, None, None)
+        record = self.cases[case.id]
+        device = self._measuring(case.gpu)
+        if curve.invalid or device is None or not curve.points:
+            return verdict
+        record.floor_us = self._floor_us(case)
+        try:
+            with device_lock(device), time_limit(self.settings.case_timeout):
+                found = composition.measure(case, curve, device, self.settings.tolerance, self.settings.seed, self.say)
+        except (composition.NotComposed, TooLong) as reason:
+            record.composed = {"reason": str(reason)}
+            return verdict
+        finally:
+            device.clean()
+        record.composed = composed_record(found)
+        agrees = found.steps <= 1
+        said = (
+            f"composed of its modules N_max {found.boundary.n_max}, of the model at the same N {found.model.n_max}"
+            f" ({found.steps} steps apart; {found.limiting} grows most)"
+        )
+        outcome = verdict.outcome
+        if outcome == "UNDECIDED" and agrees and not self._has_measured_baseline(case):
+            outcome = "PASS"
+        verdict = Verdict(outcome, (said, *verdict.reasons))
+        record.tests["boundary"] = TestResult(outcome=verdict.outcome, reasons=list(verdict.reasons))
+        records.summarise(record)
+        return verdict
+
+    def _has_measured_baseline(self, case: Case) -> bool:
+        stored = self.baseline(case)
+        known = stored[0].cases.get(case.key) if stored and stored[2] else None
+        return known is not None and known.measured is not None
+
+    def _floor_us(self, case: Case) -> float | None:
+        """Microseconds that reading the weights and the KV cache takes at the device's bandwidth; None where it is unknown."""
+        moved = hf_config.weight_bytes(case.subject, case.dtype)
+        moved += hf_config.cache_bytes(case.subject, case.dtype, case.context or 0, case.batch)
+        if case.gpu != "cpu":
+            return moved / catalog.gpu(case.gpu).bandwidth * 1e6
+        from pytest_nfp.measure.calibrate import load_or_calibrate
+
+        device, _ = self.device("cpu")
+        if device is None:
+            return None
+        known = load_or_calibrate(device, artifacts.cache_folder("calibrations"), self.settings.seed, self.say)
+        return moved / known.kernels["onednn-packed"].bandwidth * 1e6
 
     def _note_interrupted(
         self, case: Case, predicted: Predicted | None, granularity: Granularity | None, interrupted: Interrupted
@@ -458,11 +531,18 @@ class Session:
             grid = positions_to_measure(case, granularity)
             protocol = PROTOCOLS[self.settings.protocol]
 
+            clock = device
+            if case.module == "model":
+                # Of hundreds of operators no one is the model's kernel.
+                clock = replace(device, kernels=None)
+            if prepared.own_timer:
+                clock = replace(clock, time_us=_own_time, timer=ENGINE_TIMER, known_length=None, launch_us=None)
+
             def measured(duty: float = 1.0) -> Curve:
                 return sweep(
                     prepared.forward,
                     grid,
-                    device,
+                    clock,
                     protocol,
                     self.settings.tolerance,
                     case.baseline_positions,
@@ -475,17 +555,21 @@ class Session:
                     keep_samples=self.settings.samples,
                 )
 
-            with device_lock(device):
-                if wrong := _first_wrong(prepared, grid, case.baseline_positions):
-                    return None, Verdict("INVALID", (wrong,))
-                curve = measured()
-                if curve.invalid and curve.points:
-                    # Load and drift pass, and a clock that fell holds when the device rests: once more, then give up.
-                    self.say(f"{case.key}: {curve.invalid[0]}; measured again")
-                    hot = curve.trust.get("clock_moved", False)
-                    if hot:
-                        device.rest(min(COOLING_S, curve.counts["seconds"]))
-                    curve = measured(RESTING if hot else 1.0)
+            try:
+                with device_lock(device):
+                    if wrong := _first_wrong(prepared, grid, case.baseline_positions):
+                        return None, Verdict("INVALID", (wrong,))
+                    curve = measured()
+                    if curve.invalid and curve.points:
+                        # Load and drift pass, and a clock that fell holds when the device rests: once more, then give up.
+                        self.say(f"{case.key}: {curve.invalid[0]}; measured again")
+                        hot = curve.trust.get("clock_moved", False)
+                        if hot:
+                            device.rest(min(COOLING_S, curve.counts["seconds"]))
+                        curve = measured(RESTING if hot else 1.0)
+            finally:
+                if prepared.close is not None:
+                    prepared.close()
             if prepared.active is not None:
                 curve = replace(curve, active_experts={p.positions: prepared.active(p.positions) for p in curve.points})
             if prepared.setting is not None:
@@ -494,6 +578,7 @@ class Session:
                     curve = replace(curve, settings=settings)
                 except REFUSALS as error:
                     self.say(f"{case.key}: the selector gives no configuration: {error}")
+            curve = _proven(case, curve, prepared)
             return _claimed(case, curve), Verdict("PASS")
         if mode == "device":
             return None, Verdict("SKIPPED", (absent,))
@@ -727,6 +812,7 @@ class Session:
             record.counts, record.trust, record.timer = curve.counts, curve.trust, curve.timer
             record.kernels, record.modes, record.settings = curve.kernels, curve.modes, curve.settings
             record.active_experts = curve.active_experts
+            record.proof, record.steps = curve.proof, curve.steps
             record.plateaus = [(p.first, p.last, round(p.latency_us, 2)) for p in plateaus(curve.points)]
             record.samples = {n: [round(s, 2) for s in samples] for n, samples in curve.samples.items()}
             record.baseline_positions = curve.baseline_positions
@@ -813,6 +899,44 @@ def _first_wrong(prepared: backends.Prepared, grid: Sequence[int], base: int) ->
     return ""
 
 
+def _own_time(run: Callable[[], object]) -> float:
+    """Microseconds that a run returns of itself."""
+    found = run()
+    assert isinstance(found, float)
+    return found
+
+
+def _proven(case: Case, curve: Curve, prepared: backends.Prepared) -> Curve:
+    """The curve of a full model with what its forwards were seen to process; invalid where that is not b*N over L tokens.
+
+    So is one whose layers read other experts than the routing gives: dummy weights send every token to the same few.
+    """
+    if prepared.proof is None:
+        return curve
+    seen = prepared.proof()
+    steps = prepared.steps() if prepared.steps is not None else {}
+    measured = [p.positions for p in curve.points]
+    wrong = []
+    for n in measured:
+        wanted = (case.batch * n, case.batch * (case.context or 0))
+        if seen.get(n) != wanted:
+            had = f"{seen[n].tokens} over {seen[n].cached}" if n in seen else "nothing that was seen"
+            wrong.append(f"N={n}: {had} cached tokens were processed, not {wanted[0]} over {wanted[1]}")
+    moe, top_k = case.subject.moe, case.top_k
+    if moe is not None and top_k is not None and case.routing in ROUTINGS:
+        for n in measured:
+            expected = active_experts(case.routing, case.batch * n, moe.experts, top_k)
+            if curve.active_experts.get(n) != expected:
+                read = curve.active_experts.get(n)
+                wrong.append(f"N={n}: {read} experts were read, {expected:g} are those of {case.routing} routing")
+    return replace(
+        curve,
+        invalid=(*curve.invalid, *wrong[:1]),
+        proof={n: (seen[n].tokens, seen[n].cached) for n in measured if n in seen},
+        steps={n: round(steps[n], 1) for n in measured if n in steps},
+    )
+
+
 def _setting(setting: Callable[[int], dict[str, Any]], positions: int) -> str:
     """ "BLOCK_SIZE_M=16 BLOCK_SIZE_N=64", in the order of their names."""
     return " ".join(f"{name}={value}" for name, value in sorted(setting(positions).items()))
@@ -839,6 +963,19 @@ def positions_to_measure(case: Case, granularity: Granularity | None) -> list[in
         # Below N0 the curve shows how coverage grows; it takes no part in the boundary.
         grid |= {n for n in (1, 2, 4) if n < base}
     return sorted(grid)
+
+
+def composed_record(found: composition.Composition) -> dict[str, Any]:
+    """A composition as the record holds it: both boundaries, the part that limits, and each part's time at N0 and past it."""
+    return {
+        "n_max": found.boundary.n_max,
+        "model_n_max": found.model.n_max,
+        "steps": found.steps,
+        "limiting": found.limiting,
+        "rest_us": round(found.rest_us, 1),
+        "curve": [[p.positions, round(p.latency_us, 1)] for p in found.points],
+        "parts": {name: [[n, round(us, 1)] for n, us in sorted(times.items())] for name, times in found.parts.items()},
+    }
 
 
 def own_case(gpu: str, name: str) -> Case:

@@ -19,6 +19,7 @@ Measure = Literal["auto", "device", "recorded", "none"]
 Protocol = Literal["adaptive", "paper", "quick"]
 Timer = Literal["auto", "perf-counter", "cuda-events", "cuda-graph", "cupti"]
 Gate = Literal["any", "boundary"]
+Scale = Literal["full", "tiny"]
 Dtype = Literal["bf16", "fp16", "fp32", "fp8", "fp8-block", "int4"]
 Update = Literal["missing", "changed", "all"]
 
@@ -124,6 +125,12 @@ OPTIONS = (
         _choice(get_args(Dtype)),
         f"dtype of the weights: {', '.join(get_args(Dtype))} (default bf16 on a GPU, fp32 on a CPU)",
     ),
+    Option(
+        "scale",
+        None,
+        _choice(get_args(Scale)),
+        "full models: full, or tiny, which keeps the ratios that decide granularity (default tiny on a CPU, full on a GPU)",
+    ),
     Option("tolerance", 0.20, _share, "epsilon: allowed relative increase of latency over T(N0) (default 0.2)"),
     Option("match-tolerance", 0.15, _share, "allowed relative distance of a boundary from its prediction and baseline"),
     Option(
@@ -175,6 +182,7 @@ class Settings:
     model: tuple[str, ...] = ()
     routing: tuple[str, ...] = ("balanced", "skewed")
     dtype: str | None = None
+    scale: Scale | None = None
     tolerance: float = 0.20
     match_tolerance: float = 0.15
     measure: Measure = "auto"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.version import Version
 
@@ -18,7 +18,7 @@ from pytest_nfp.devices import Forward
 if TYPE_CHECKING:
     from pytest_nfp.cases import Case
 
-__all__ = ["Forward", "Prepared", "Unsupported", "banks_needed", "prepare"]
+__all__ = ["Forward", "Prepared", "Proof", "Unsupported", "banks_needed", "prepare"]
 
 
 OLDEST = {"vllm": "0.9.1", "sglang": "0.5.9", "flash-attn": "2.5.9", "flashinfer-python": "0.5.3"}
@@ -29,6 +29,13 @@ class Unsupported(Exception):
     """The backend can't run this case here; the message says why."""
 
 
+class Proof(NamedTuple):
+    """What a forward of a whole model was seen to process: token rows of all requests, over how many cached tokens of them."""
+
+    tokens: int
+    cached: int
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A case ready to run: `forward(N)` builds the callable that is timed.
@@ -37,7 +44,9 @@ class Prepared:
     again, to be held against the cache size. kernel: the operator by name. turns: forwards after which the banks begin
     again. check: what is wrong with the result at N positions, empty if nothing; None where there is no reference.
     setting: the tile configuration that the framework's own selector returns at N positions, where it has one.
-    active: how many experts a forward of N positions reads.
+    active: how many experts a forward of N positions reads. Of a full model, for each N that has run: proof, what was seen to
+    be processed; steps, the median microseconds of the engine's whole step, whose forward alone is T. own_timer: a run
+    returns its own microseconds, those of the forward inside a step. close: ends the engine.
     """
 
     forward: Callable[[int], Forward]
@@ -48,6 +57,10 @@ class Prepared:
     check: Callable[[int], str] | None = None
     setting: Callable[[int], dict[str, Any]] | None = None
     active: Callable[[int], int] | None = None
+    proof: Callable[[], dict[int, Proof]] | None = None
+    steps: Callable[[], dict[int, float]] | None = None
+    own_timer: bool = False
+    close: Callable[[], None] | None = None
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:

@@ -1,0 +1,121 @@
+"""A full model by transformers: N new positions over a DynamicCache of L tokens a request, dummy weights.
+
+Runs on a CPU; on a GPU not run yet. The router's choice is replaced by the case's routing, and what each layer then read is
+counted where the experts are called.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, hf_config, memory, places
+from pytest_nfp.backends.routes import expert_ids, starts
+from pytest_nfp.cases import Case
+
+
+def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+    """Raises Unsupported for an architecture that transformers does not have, and a model that does not fit; ImportError."""
+    from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+    subject, context = case.subject, case.context
+    assert context is not None
+    weights = hf_config.weight_bytes(subject, case.dtype)
+    kv = hf_config.cache_bytes(subject, case.dtype, context, case.batch)
+    memory.require(case, weights + kv, f"{subject.name} with {context} cached tokens")
+    device, dtype = places.device_of(case), places.dtype_of(case)
+    with tempfile.TemporaryDirectory(prefix="pytest-nfp-") as folder:
+        try:
+            config = AutoConfig.from_pretrained(hf_config.write(subject, case.dtype, Path(folder)))
+        except (ValueError, KeyError) as error:
+            raise Unsupported(f"transformers does not have this architecture: {error}".splitlines()[0]) from error
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
+    route = _Routing(case, seed) if subject.moe is not None else None
+    if route is not None:
+        route.install(model)
+    generator = places.generator_of(case, seed)
+
+    def tokens(count: int) -> torch.Tensor:
+        return torch.randint(2, config.vocab_size, (case.batch, count), generator=generator, device=device)
+
+    cache = DynamicCache(config=config)
+    with torch.no_grad():
+        if route is not None:
+            route.use(context)
+        model(input_ids=tokens(context), past_key_values=cache, use_cache=True)
+    seen: dict[int, Proof] = {}
+
+    def forward(positions: int) -> Forward:
+        new = tokens(positions)
+
+        def run() -> object:
+            if (extra := cache.get_seq_length() - context) > 0:
+                cache.crop(-extra)
+            before = cache.get_seq_length()
+            if route is not None:
+                route.use(positions)
+            out = model(input_ids=new, past_key_values=cache, use_cache=True)
+            done = cache.get_seq_length() - before
+            seen[positions] = Proof(case.batch * done, case.batch * before)
+            return out.logits
+
+        return run
+
+    return Prepared(
+        forward,
+        weights + kv,
+        weights + kv,
+        f"transformers.{type(model).__name__}",
+        1,
+        proof=lambda: dict(seen),
+        active=None if route is None else route.active,
+    )
+
+
+class _Routing:
+    """The case's routing in the place of every router of a model, and how many experts each layer then read."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        self.case, self.seed = case, seed
+        self.read: dict[int, list[int]] = {}
+        self.positions = 0
+        self._routes: dict[int, cycle[torch.Tensor]] = {}
+
+    def use(self, positions: int) -> None:
+        """The next forward has this many positions."""
+        self.positions = positions
+        self.read[positions] = []
+        if positions not in self._routes:
+            ids = [expert_ids(self.case, positions, start, self.seed) for start in starts(self.case, positions)]
+            device = places.device_of(self.case)
+            self._routes[positions] = cycle([t.to(device).contiguous() for t in ids])
+
+    def install(self, model: Any) -> None:
+        """Replace every router's choice, and count what each layer of experts is given. Raises Unsupported where there is none."""
+        routers = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
+        experts = [m for m in model.modules() if type(m).__name__.endswith("Experts")]
+        if not routers or len(routers) != len(experts):
+            raise Unsupported(f"the routers of {type(model).__name__} are not known, so routing can't be set")
+        for router in routers:
+            router.forward = self._choose
+        for layer in experts:
+            layer.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        ids = next(self._routes[self.positions])
+        scores = torch.full(ids.shape, 1 / ids.shape[1], dtype=hidden.dtype, device=hidden.device)
+        return scores, scores, ids
+
+    def _count(self, layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        ids = keywords.get("top_k_index", arguments[1] if len(arguments) > 1 else None)
+        if isinstance(ids, torch.Tensor):
+            self.read[self.positions].append(int(ids.unique().numel()))
+
+    def active(self, positions: int) -> int:
+        """Experts that each layer read in the last forward of so many positions; the most of any layer."""
+        return max(self.read.get(positions) or [0])

@@ -1,0 +1,224 @@
+"""A full model by vLLM's own engine, in this process: the prefix is cached, then b requests extend it by N fresh tokens each.
+
+T is the time of the model runner's forward; the engine's step, with its scheduler and output, is kept beside it. The scheduler's
+own counts are the proof of N. On a CPU run with 0.32; on a GPU not run yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import count, cycle
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, hf_config, memory
+from pytest_nfp.backends.routes import expert_ids, starts
+from pytest_nfp.cases import Case
+
+MAX_POSITIONS = 1024
+STRATEGY = "pytest-nfp"
+KV_BYTES = 2 * 2**30
+ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "2"}
+"""One process, so that the runner can be watched; a cache of 2 GiB."""
+
+
+def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+    """Raises Unsupported for an architecture that vLLM does not register, and a model that does not fit; ImportError."""
+    subject, context = case.subject, case.context
+    assert context is not None
+    weights = hf_config.weight_bytes(subject, case.dtype)
+    kv = hf_config.cache_bytes(subject, case.dtype, context, case.batch)
+    memory.require(case, weights + KV_BYTES, f"{subject.name} in vLLM")
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    routing = None
+    if subject.moe is not None:
+        routing = _register(case, seed)
+    with _quiet():
+        engine = _Engine(case, seed)
+
+    def forward(positions: int) -> Forward:
+        def run() -> float:
+            if routing is not None:
+                routing.use(positions)
+            with _quiet():
+                return engine.step(positions)
+
+        return run
+
+    return Prepared(
+        forward,
+        weights + kv,
+        weights + kv,
+        f"vllm.{engine.architecture}",
+        1,
+        proof=lambda: dict(engine.proofs),
+        steps=lambda: {n: median(us) for n, us in engine.steps.items()},
+        own_timer=True,
+        active=None if routing is None else routing.active,
+        close=engine.close,
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What the engine warns of is its own: a run that takes warnings as errors must not end by them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class _Engine:
+    """One engine with the prefixes of its requests in the cache."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        from vllm import LLM, SamplingParams
+
+        self._case, self._random, self._numbers = case, random.Random(seed), count()  # noqa: S311  # tokens, not secrets
+        assert case.context is not None
+        most = case.batch * max(case.context + 1, MAX_POSITIONS)
+        with tempfile.TemporaryDirectory(prefix="pytest-nfp-") as folder:
+            try:
+                self._llm: Any = LLM(
+                    str(hf_config.write(case.subject, case.dtype, Path(folder))),
+                    load_format="dummy",
+                    skip_tokenizer_init=True,
+                    enforce_eager=True,
+                    enable_prefix_caching=True,
+                    dtype=hf_config.TORCH_NAMES[case.dtype],
+                    max_num_seqs=max(2, case.batch),
+                    max_num_batched_tokens=most,
+                    max_model_len=case.context + MAX_POSITIONS + 1,
+                    async_scheduling=False,
+                    disable_log_stats=True,
+                    seed=seed,
+                )
+            except ValueError as error:
+                raise Unsupported(f"vLLM can't run this model: {error}".splitlines()[0]) from error
+        self._engine = self._llm.llm_engine
+        self._runner = self._find_runner()
+        self.architecture = hf_config.config_of(case.subject, case.dtype)["architectures"][0]
+        self._vocabulary = case.subject.vocabulary or 1024
+        self._parameters = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        self._forwards: list[tuple[int, float]] = []
+        self.proofs: dict[int, Proof] = {}
+        self.steps: dict[int, list[float]] = defaultdict(list)
+        self._watch()
+        self._prefixes = [self._tokens(case.context) for _ in range(case.batch)]
+        for prefix in self._prefixes:
+            self._llm.generate([{"prompt_token_ids": [*prefix, 2]}], self._parameters, use_tqdm=False)
+
+    def _find_runner(self) -> Any:
+        """The model runner of an engine in this process. Raises Unsupported where this release keeps it elsewhere."""
+        try:
+            worker = self._engine.engine_core.engine_core.model_executor.driver_worker
+            return getattr(worker, "worker", worker).model_runner
+        except AttributeError as error:
+            raise Unsupported(f"this vLLM keeps its model runner elsewhere: {error}") from error
+
+    def _watch(self) -> None:
+        """Note the tokens and the time of every forward."""
+        own = self._runner.execute_model
+
+        def watched(scheduled: Any, *arguments: Any, **keywords: Any) -> Any:
+            began = time.perf_counter_ns()
+            out = own(scheduled, *arguments, **keywords)
+            if self._case.gpu != "cpu":
+                torch.cuda.synchronize()
+            took = (time.perf_counter_ns() - began) / 1e3
+            self._forwards.append((sum(scheduled.num_scheduled_tokens.values()), took))
+            return out
+
+        self._runner.execute_model = watched
+
+    def _tokens(self, n: int) -> list[int]:
+        return [self._random.randrange(2, self._vocabulary) for _ in range(n)]
+
+    def step(self, positions: int) -> float:
+        """Microseconds of the forward of one step in which every request extends its prefix by `positions` fresh tokens."""
+        for prefix in self._prefixes:
+            prompt = {"prompt_token_ids": prefix + self._tokens(positions)}
+            self._engine.add_request(str(next(self._numbers)), prompt, self._parameters)
+        self._forwards.clear()
+        began = time.perf_counter_ns()
+        outputs = self._engine.step()
+        whole = (time.perf_counter_ns() - began) / 1e3
+        while self._engine.has_unfinished_requests():
+            outputs += self._engine.step()
+        tokens, took = sum(t for t, _ in self._forwards), self._forwards[0][1]
+        # A second forward means that the step did not hold all of them: its tokens are not b*N then.
+        proven = tokens if len(self._forwards) == 1 else self._forwards[0][0]
+        self.proofs[positions] = Proof(proven, sum(o.num_cached_tokens or 0 for o in outputs))
+        self.steps[positions].append(whole)
+        return took
+
+    def close(self) -> None:
+        """Ends the engine and gives back its memory."""
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self._engine = self._runner = self._llm = None
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+class _Routing:
+    """A routing strategy of vLLM's simulator that gives the case's experts, and counts what each layer then reads."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        self.case, self.seed = case, seed
+        self.read: dict[int, list[int]] = defaultdict(list)
+        self.positions = 0
+        self._routes: dict[int, cycle[torch.Tensor]] = {}
+
+    def use(self, positions: int) -> None:
+        """The next forward has this many positions."""
+        self.positions = positions
+        self.read[positions] = []
+
+    def route_tokens(
+        self, hidden_states: torch.Tensor, router_logits: torch.Tensor, top_k: int, indices_type: Any = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights and ids [tokens, k], for as many tokens as there are: a prefill has more than a step."""
+        tokens = hidden_states.shape[0]
+        if tokens not in self._routes:
+            # Made once for a count of tokens: what is timed takes the next one.
+            each = -(-tokens // self.case.batch)
+            made = [expert_ids(self.case, each, start, self.seed)[:tokens] for start in starts(self.case, each)]
+            where, kind = hidden_states.device, indices_type or torch.int32
+            self._routes[tokens] = cycle([ids.to(where, kind).contiguous() for ids in made])
+        ids = next(self._routes[tokens])
+        if self.positions and tokens == self.case.batch * self.positions:
+            self.read[self.positions].append(int(ids.unique().numel()))
+        return torch.full(ids.shape, 1 / top_k, dtype=torch.float32, device=hidden_states.device), ids
+
+    def active(self, positions: int) -> int:
+        """Experts that a layer read in the last forward of so many positions; the most of any layer."""
+        return max(self.read.get(positions) or [0])
+
+
+def _register(case: Case, seed: int) -> _Routing:
+    """Raises Unsupported where this vLLM has no routing simulator."""
+    try:
+        from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import RoutingSimulator
+    except ModuleNotFoundError:
+        try:
+            from vllm.model_executor.layers.fused_moe.routing_simulator import RoutingSimulator
+        except ModuleNotFoundError as error:
+            raise Unsupported(
+                "this vLLM has no routing simulator, so routing can't be set: 0.10.2 is the first"
+            ) from error
+    found = _Routing(case, seed)
+    RoutingSimulator.register_strategy(STRATEGY, found)
+    os.environ["VLLM_MOE_ROUTING_SIMULATION_STRATEGY"] = STRATEGY
+    return found

@@ -1,0 +1,108 @@
+"""A measured model against its measured modules: each part by the kernel that the engine runs, alone, on the same device.
+
+    T_composed(N) = sum over parts of  count * T_part(N)  +  rest        rest = max(0, T_model(N0) - sum at N0)
+
+The rest is norms, rotary embedding and what lies between the modules; it is taken as constant, so that whatever of it grows
+with N shows as a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_nfp import compose
+from pytest_nfp.backends import Unsupported, prepare
+from pytest_nfp.cases import Backend, Case
+from pytest_nfp.compose import Part
+from pytest_nfp.devices import Device
+from pytest_nfp.measure.curve import Curve
+from pytest_nfp.measure.protocol import CALIBRATION
+from pytest_nfp.measure.sweep import sweep
+from pytest_nfp.principle import Boundary, Point, find_boundary
+
+CPU_KERNELS = {"dense": "matmul", "moe": "grouped_mm", "attention": "sdpa"}
+"""What transformers' modules run on a CPU."""
+GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
+class NotComposed(Exception):
+    """A part could not be measured; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """parts: microseconds of each part in one forward at each N, its count included. rest_us: what T(N0) has beyond them.
+
+    points: the composed curve. model: the model's own, at the same N. steps: how many N of the grid lie between both N_max.
+    limiting: the part whose time grows most across the composed boundary.
+    """
+
+    parts: dict[str, dict[int, float]]
+    rest_us: float
+    points: tuple[Point, ...]
+    boundary: Boundary
+    model: Boundary
+    steps: int
+    limiting: str
+
+
+def parts_of(case: Case) -> list[Part]:
+    """The parts of a model case, each as a case of the framework whose kernel the engine runs for it."""
+    engine, on_cpu = case.backend, case.gpu == "cpu"
+    workload = compose.Workload(
+        case.gpu, engine, engine, case.dtype, case.batch, case.context or 1, case.top_k, case.routing or "balanced"
+    )
+    found = []
+    for part in compose.parts(case.subject, workload, merged=engine.framework != "transformers"):
+        is_torch = engine.framework == "transformers" or (not on_cpu and part.case.module == "dense")
+        backend = Backend("torch", "") if is_torch else engine
+        kernel = CPU_KERNELS[part.case.module] if is_torch and on_cpu else None
+        found.append(replace(part, case=replace(part.case, backend=backend, kernel=kernel)))
+    return found
+
+
+def measure(
+    case: Case, curve: Curve, device: Device, tolerance: float, seed: int, say: Callable[[str], None]
+) -> Composition:
+    """Measure the parts at the N of the model's curve. Raises NotComposed."""
+    base = curve.baseline_positions
+    own = {p.positions: p for p in curve.points}
+    grid = sorted(
+        {base, *(n for n in GRID if n in own and n >= base), *(n for n in own if n >= base and n % base == 0)}
+    )
+    times: dict[str, dict[int, float]] = {}
+    found = parts_of(case)
+    for part in found:
+        say(f"{case.key}: measuring its {part.name}")
+        times[part.name] = _times(part, grid, base, device, seed)
+    grid = [n for n in grid if all(n in t for t in times.values())]
+    rest = max(0.0, own[base].latency_us - sum(t[base] for t in times.values()))
+    points = tuple(Point(n, rest + sum(t[n] for t in times.values())) for n in grid)
+    composed = find_boundary(points, tolerance, base)
+    model = find_boundary([Point(n, own[n].latency_us) for n in grid], tolerance, base)
+    after = next((n for n in grid if n > composed.n_max), grid[-1])
+    limiting = max(times, key=lambda name: times[name][after] - times[name][base])
+    steps = abs(grid.index(composed.n_max) - grid.index(model.n_max))
+    return Composition(times, rest, points, composed, model, steps, limiting)
+
+
+def _times(part: Part, grid: Sequence[int], base: int, device: Device, seed: int) -> dict[int, float]:
+    try:
+        prepared = prepare(part.case, seed, device.cache_bytes)
+    except Unsupported as reason:
+        raise NotComposed(f"its {part.name} can't be measured alone: {reason}") from reason
+    found = sweep(
+        prepared.forward,
+        grid,
+        device,
+        CALIBRATION,
+        baseline_positions=base,
+        seed=seed,
+        turns=prepared.turns,
+        bytes_rotated=prepared.bytes_rotated,
+    )
+    times = {p.positions: part.count * p.latency_us for p in found.points}
+    if base not in times:
+        raise NotComposed(f"its {part.name} can't be measured alone: {found.unsupported.get(base, 'no time at N0')}")
+    return times

@@ -1,0 +1,46 @@
+"""A model small enough for a CPU that keeps the ratios which decide granularity."""
+
+from __future__ import annotations
+
+from pytest_nfp.catalog import Attention, Dense, Model, Moe
+
+HIDDEN = {"dense": 1024, "moe": 256}
+LAYERS = {"dense": 4, "moe": 2}
+VOCABULARY = 1024
+LONGEST = 4096
+SUFFIX = "~tiny"
+
+
+def tiny(model: Model) -> Model:
+    """The model with fewer and narrower layers, named model~tiny.
+
+    Kept: head dimension, query heads per KV head, experts, k, expert width, the dense width over the hidden size. One KV
+    head, no shared experts, no dense layers before the experts. Raises ValueError for a model without attention or FFN.
+    """
+    if model.attention is None or (model.dense is None and model.moe is None):
+        raise ValueError(f"{model.name} is a module shape, not a model")
+    kind = "moe" if model.moe is not None else "dense"
+    hidden = min(model.hidden, HIDDEN[kind])
+    a = model.attention
+    dense, moe = model.dense, None
+    if model.moe is not None:
+        dense = None
+        moe = Moe(experts=model.moe.experts, top_k=model.moe.top_k, width=model.moe.width)
+    elif dense is not None:
+        dense = Dense(width=max(1, dense.width * hidden // model.hidden), matrices=dense.matrices)
+    return model.model_copy(
+        update={
+            "name": model.name + SUFFIX,
+            "hidden": hidden,
+            "layers": min(model.layers or LAYERS[kind], LAYERS[kind]),
+            "dense": dense,
+            "moe": moe,
+            "attention": Attention(heads=a.group, kv_heads=1, head_dim=a.head_dim, value_dim=a.value_dim),
+            "vocabulary": min(model.vocabulary or VOCABULARY, VOCABULARY),
+            "batch": (1,),
+            # The shortest and, of those that a CPU can hold, the longest.
+            "context": tuple(
+                sorted({min(model.context, default=512), max((c for c in model.context if c <= LONGEST), default=512)})
+            ),
+        }
+    )

@@ -1,6 +1,6 @@
 """Does the last-level cache belong into the tile roofline? Cross-validated over shapes, with and without it.
 
-    python benchmarks/cache_residency.py [--gpu h200] [--module moe]
+    python benchmarks/cache_residency.py [--gpu h200] [--module moe]      (all of it: about 50 minutes)
 
 Two effects, each as a change of the bytes that reach the memory:
 
@@ -92,6 +92,8 @@ def table(job: tuple[str, str, library.Module]) -> str:
         return join([c for c in mine if c.distribution in ("", "balanced")])[0]
 
     large = curves(False)
+    if not large:
+        return f"{gpu} {framework} {family}: no curves"
     kept = {(j.curve.shape, j.curve.release) for j in large}
     small = [j for j in curves(True) if (j.curve.shape, j.curve.release) not in kept]
     if module == "dense":

@@ -49,6 +49,7 @@ from pytest_nfp.verdict import (
     explain,
     gate_by_boundary,
     held_to,
+    interval_in_words,
     judge_boundary,
     judge_granularity,
     judge_prediction,
@@ -435,8 +436,8 @@ class Session:
         record.composed = composed_record(found)
         agrees = found.steps <= 1
         said = (
-            f"composed of its modules N_max {found.boundary.n_max}, of the model at the same N {found.model.n_max}"
-            f" ({found.steps} steps apart; {found.limiting} grows most)"
+            f"composed of its modules N_max {interval_in_words(found.boundary)}, {found.steps} steps from the measured one;"
+            f" {found.limiting} grows most; T {found.error:.0%} off in the median"
         )
         outcome = verdict.outcome
         if outcome == "UNDECIDED" and agrees and not self._has_measured_baseline(case):
@@ -969,7 +970,8 @@ def composed_record(found: composition.Composition) -> dict[str, Any]:
     """A composition as the record holds it: both boundaries, the part that limits, and each part's time at N0 and past it."""
     return {
         "n_max": found.boundary.n_max,
-        "model_n_max": found.model.n_max,
+        "n_max_interval": list(found.boundary.n_max_interval),
+        "error": round(found.error, 4),
         "steps": found.steps,
         "limiting": found.limiting,
         "rest_us": round(found.rest_us, 1),

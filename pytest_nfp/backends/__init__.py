@@ -6,7 +6,9 @@ any timing; weights (or KV) are held in several banks, taken in turn, so that a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +18,11 @@ from pytest_nfp import registry
 from pytest_nfp.devices import Forward
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from pytest_nfp.cases import Case
 
-__all__ = ["Forward", "Prepared", "Proof", "Unsupported", "banks_needed", "prepare"]
+__all__ = ["Forward", "Prepared", "Proof", "Unsupported", "banks_needed", "prepare", "quiet"]
 
 
 OLDEST = {"vllm": "0.9.1", "sglang": "0.5.9", "flash-attn": "2.5.9", "flashinfer-python": "0.5.3"}
@@ -68,9 +72,15 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     point = registry.registered().get((case.backend.framework, case.module))
     if point is None:
         raise Unsupported(f"no forward is built for {case.backend.framework}'s {case.module} module")
-    framework, oldest = case.backend.framework, OLDEST.get(case.backend.framework)
+    oldest = OLDEST.get(case.backend.framework)
     if case.gpu != "cpu" and oldest is not None and Version(case.backend.release) < Version(oldest):
         raise Unsupported(f"{case.backend} is too old: its forwards are known from {oldest} on")
+    with quiet():
+        return _prepared(point, case, seed, cache_bytes)
+
+
+def _prepared(point: EntryPoint, case: Case, seed: int, cache_bytes: int) -> Prepared:
+    framework = case.backend.framework
     try:
         module = point.load()
     except ImportError as error:
@@ -86,6 +96,14 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         # Weights that do not fit, most of all: the framework's first line says how many bytes it asked for.
         raise Unsupported(f"{framework} can't be prepared: {error}".splitlines()[0]) from error
     return prepared
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What a framework warns of is its own: a run that takes warnings as errors must not end by them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _not_importable(framework: str, error: ImportError) -> Unsupported:

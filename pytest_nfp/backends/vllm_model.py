@@ -6,15 +6,12 @@ own counts are the proof of N. On a CPU run with 0.32; on a GPU not run yet.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import random
 import tempfile
 import time
-import warnings
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import count, cycle
 from pathlib import Path
 from statistics import median
@@ -22,7 +19,7 @@ from typing import Any
 
 import torch
 
-from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, hf_config, memory
+from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, hf_config, memory, quiet
 from pytest_nfp.backends.routes import expert_ids, starts
 from pytest_nfp.cases import Case
 
@@ -45,14 +42,13 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     routing = None
     if subject.moe is not None:
         routing = _register(case, seed)
-    with _quiet():
-        engine = _Engine(case, seed)
+    engine = _Engine(case, seed)
 
     def forward(positions: int) -> Forward:
         def run() -> float:
             if routing is not None:
                 routing.use(positions)
-            with _quiet():
+            with quiet():
                 return engine.step(positions)
 
         return run
@@ -69,14 +65,6 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         active=None if routing is None else routing.active,
         close=engine.close,
     )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """What the engine warns of is its own: a run that takes warnings as errors must not end by them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 class _Engine:

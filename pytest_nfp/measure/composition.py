@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from pytest_nfp import compose
 from pytest_nfp.backends import Unsupported, prepare
@@ -34,16 +35,16 @@ class NotComposed(Exception):
 class Composition:
     """parts: microseconds of each part in one forward at each N, its count included. rest_us: what T(N0) has beyond them.
 
-    points: the composed curve. model: the model's own, at the same N. steps: how many N of the grid lie between both N_max.
-    limiting: the part whose time grows most across the composed boundary.
+    points: the composed curve. steps: how far its N_max, as the grid knows it, is from the interval of the model's; 0 where they
+    overlap. limiting: the part whose time grows most across the composed boundary. error: median of |composed / measured - 1|.
     """
 
     parts: dict[str, dict[int, float]]
     rest_us: float
     points: tuple[Point, ...]
     boundary: Boundary
-    model: Boundary
     steps: int
+    error: float
     limiting: str
 
 
@@ -80,11 +81,21 @@ def measure(
     rest = max(0.0, own[base].latency_us - sum(t[base] for t in times.values()))
     points = tuple(Point(n, rest + sum(t[n] for t in times.values())) for n in grid)
     composed = find_boundary(points, tolerance, base)
-    model = find_boundary([Point(n, own[n].latency_us) for n in grid], tolerance, base)
     after = next((n for n in grid if n > composed.n_max), grid[-1])
     limiting = max(times, key=lambda name: times[name][after] - times[name][base])
-    steps = abs(grid.index(composed.n_max) - grid.index(model.n_max))
-    return Composition(times, rest, points, composed, model, steps, limiting)
+    measured = find_boundary(curve.points, tolerance, base).n_max_interval
+    error = median(abs(p.latency_us / own[p.positions].latency_us - 1) for p in points)
+    return Composition(
+        times, rest, points, composed, steps_apart(composed.n_max_interval, measured, grid), error, limiting
+    )
+
+
+def steps_apart(a: tuple[int, int | None], b: tuple[int, int | None], grid: Sequence[int]) -> int:
+    """Steps of the grid from one interval to another; 0 where they overlap."""
+    (_, last), (low, _) = sorted((a, b), key=lambda interval: interval[0])
+    if last is None or low <= last:
+        return 0
+    return 1 + sum(last < n < low for n in grid)
 
 
 def _times(part: Part, grid: Sequence[int], base: int, device: Device, seed: int) -> dict[int, float]:

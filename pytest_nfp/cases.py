@@ -31,8 +31,9 @@ NO_RULE = {
 GPU_KERNELS: dict[tuple[str, Module], tuple[str, ...]] = {
     ("flash-attn", "attention"): ("contiguous",),
     ("flashinfer-python", "attention"): ("decode-at-1",),
+    ("vllm", "model"): ("drafts",),
 }
-"""Variants that are measured too where a device is here, beside the one that has no name."""
+"""Variants that are measured too where a GPU is here, beside the one that has no name; of a dense model on a CPU too."""
 OURS = frozenset(f for fs in FRAMEWORKS.values() for f in fs)
 """Frameworks that the project itself names; a package may register others."""
 ALIASES = {"flashinfer": "flashinfer-python", "flash-attention": "flash-attn", "flash_attn": "flash-attn"}
@@ -132,8 +133,8 @@ def _is_mla(module: Module, subject: Model) -> bool:
 
 
 def variants(case: Case) -> list[Case]:
-    """The case by the other kernels of its framework on a GPU; MLA has one."""
-    if _is_mla(case.module, case.subject):
+    """The case by the other kernels of its framework on a GPU, of an engine the other ways to run it; MLA has one."""
+    if _is_mla(case.module, case.subject) or (case.gpu == "cpu" and (case.module != "model" or case.routing)):
         return []
     return [replace(case, kernel=name) for name in GPU_KERNELS.get((case.backend.framework, case.module), ())]
 

@@ -1,7 +1,9 @@
-"""A full model by vLLM's own engine, in this process: the prefix is cached, then b requests extend it by N fresh tokens each.
+"""A full model by vLLM's own engine, in this process: N positions of each of b requests over a prefix that is cached.
 
-T is the time of the model runner's forward; the engine's step, with its scheduler and output, is kept beside it. The scheduler's
-own counts are the proof of N. On a CPU run with 0.32; on a GPU not run yet.
+extend: the prefix and N fresh tokens, whose last one alone has logits, as in a chunked prefill. drafts: one token and N - 1 drafts
+to verify, all of them with logits, as in speculative decoding. T is the time of the model runner's forward; the engine's step,
+with its scheduler and output, is kept beside it. The scheduler's own counts are the proof of N. On a CPU run with 0.32; on a GPU
+not run yet.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections import defaultdict
 from itertools import count, cycle
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +28,8 @@ from pytest_nfp.cases import Case
 MAX_POSITIONS = 1024
 STRATEGY = "pytest-nfp"
 KV_BYTES = 2 * 2**30
+DRAFTS = "drafts"
+"""The variant that verifies drafts."""
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "2"}
 """One process, so that the runner can be watched; a cache of 2 GiB."""
 
@@ -49,7 +53,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
             if routing is not None:
                 routing.use(positions)
             with quiet():
-                return engine.step(positions)
+                return engine.verify(positions) if case.kernel == DRAFTS else engine.extend(positions)
 
         return run
 
@@ -57,7 +61,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         forward,
         weights + kv,
         weights + kv,
-        f"vllm.{engine.architecture}",
+        f"vllm.{engine.architecture}" + (f"[{DRAFTS}]" if case.kernel == DRAFTS else ""),
         1,
         proof=lambda: dict(engine.proofs),
         steps=lambda: {n: median(us) for n, us in engine.steps.items()},
@@ -65,6 +69,22 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         active=None if routing is None else routing.active,
         close=engine.close,
     )
+
+
+class _Forward(NamedTuple):
+    """Token rows of one forward, over how many cached tokens of their requests, and its microseconds."""
+
+    tokens: int
+    cached: int
+    took_us: float
+
+
+def _cached(scheduled: Any) -> int:
+    """Tokens that the requests of a step had computed before it."""
+    known = scheduled.scheduled_cached_reqs
+    # A list of requests up to 0.9, one record of lists since.
+    running = [r.num_computed_tokens for r in known] if isinstance(known, list) else known.num_computed_tokens
+    return int(sum(running) + sum(r.num_computed_tokens for r in scheduled.scheduled_new_reqs))
 
 
 class _Engine:
@@ -76,6 +96,8 @@ class _Engine:
         self._case, self._random, self._numbers = case, random.Random(seed), count()  # noqa: S311  # tokens, not secrets
         assert case.context is not None
         most = case.batch * max(case.context + 1, MAX_POSITIONS)
+        # Drafts are put in by hand: what the n-gram proposer finds in random tokens is nothing.
+        speculation = {"method": "ngram", "num_speculative_tokens": MAX_POSITIONS - 1, "prompt_lookup_max": 4}
         with tempfile.TemporaryDirectory(prefix="pytest-nfp-") as folder:
             try:
                 self._llm: Any = LLM(
@@ -91,15 +113,18 @@ class _Engine:
                     async_scheduling=False,
                     disable_log_stats=True,
                     seed=seed,
+                    speculative_config=speculation if case.kernel == DRAFTS else None,
                 )
             except ValueError as error:
-                raise Unsupported(f"vLLM can't run this model: {error}".splitlines()[0]) from error
+                # The reason comes after the name of vLLM's own record.
+                raise Unsupported(f"vLLM can't run this model: {' '.join(str(error).split())[:300]}") from error
         self._engine = self._llm.llm_engine
         self._runner = self._find_runner()
         self.architecture = hf_config.config_of(case.subject, case.dtype)["architectures"][0]
         self._vocabulary = case.subject.vocabulary or 1024
         self._parameters = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-        self._forwards: list[tuple[int, float]] = []
+        self._verified = SamplingParams(max_tokens=MAX_POSITIONS, temperature=0.0, detokenize=False, ignore_eos=True)
+        self._forwards: list[_Forward] = []
         self.proofs: dict[int, Proof] = {}
         self.steps: dict[int, list[float]] = defaultdict(list)
         self._watch()
@@ -110,13 +135,14 @@ class _Engine:
     def _find_runner(self) -> Any:
         """The model runner of an engine in this process. Raises Unsupported where this release keeps it elsewhere."""
         try:
-            worker = self._engine.engine_core.engine_core.model_executor.driver_worker
+            self._core = self._engine.engine_core.engine_core
+            worker = self._core.model_executor.driver_worker
             return getattr(worker, "worker", worker).model_runner
         except AttributeError as error:
             raise Unsupported(f"this vLLM keeps its model runner elsewhere: {error}") from error
 
     def _watch(self) -> None:
-        """Note the tokens and the time of every forward."""
+        """Note what every forward was given, and its time."""
         own = self._runner.execute_model
 
         def watched(scheduled: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -125,7 +151,7 @@ class _Engine:
             if self._case.gpu != "cpu":
                 torch.cuda.synchronize()
             took = (time.perf_counter_ns() - began) / 1e3
-            self._forwards.append((sum(scheduled.num_scheduled_tokens.values()), took))
+            self._forwards.append(_Forward(sum(scheduled.num_scheduled_tokens.values()), _cached(scheduled), took))
             return out
 
         self._runner.execute_model = watched
@@ -133,29 +159,44 @@ class _Engine:
     def _tokens(self, n: int) -> list[int]:
         return [self._random.randrange(2, self._vocabulary) for _ in range(n)]
 
-    def step(self, positions: int) -> float:
+    def extend(self, positions: int) -> float:
         """Microseconds of the forward of one step in which every request extends its prefix by `positions` fresh tokens."""
         for prefix in self._prefixes:
             prompt = {"prompt_token_ids": prefix + self._tokens(positions)}
             self._engine.add_request(str(next(self._numbers)), prompt, self._parameters)
+        took = self._timed_step(positions)
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        return took
+
+    def verify(self, positions: int) -> float:
+        """Microseconds of the forward of one step in which every request verifies `positions` - 1 drafts behind its next token."""
+        names = [str(next(self._numbers)) for _ in self._prefixes]
+        for name, prefix in zip(names, self._prefixes, strict=True):
+            self._engine.add_request(name, {"prompt_token_ids": prefix}, self._verified)
+        self._engine.step()
+        for request in self._core.scheduler.requests.values():
+            request.spec_token_ids = self._tokens(positions - 1)
+        took = self._timed_step(positions)
+        self._engine.abort_request(names)
+        return took
+
+    def _timed_step(self, positions: int) -> float:
+        """One step of the engine, with its proof: a second forward means that the first did not hold all tokens."""
         self._forwards.clear()
         began = time.perf_counter_ns()
-        outputs = self._engine.step()
+        self._engine.step()
         whole = (time.perf_counter_ns() - began) / 1e3
-        while self._engine.has_unfinished_requests():
-            outputs += self._engine.step()
-        tokens, took = sum(t for t, _ in self._forwards), self._forwards[0][1]
-        # A second forward means that the step did not hold all of them: its tokens are not b*N then.
-        proven = tokens if len(self._forwards) == 1 else self._forwards[0][0]
-        self.proofs[positions] = Proof(proven, sum(o.num_cached_tokens or 0 for o in outputs))
+        first = self._forwards[0]
+        self.proofs[positions] = Proof(first.tokens, first.cached)
         self.steps[positions].append(whole)
-        return took
+        return first.took_us
 
     def close(self) -> None:
         """Ends the engine and gives back its memory."""
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-        self._engine = self._runner = self._llm = None
+        self._engine = self._runner = self._core = self._llm = None
         gc.collect()
         cleanup_dist_env_and_memory()
 

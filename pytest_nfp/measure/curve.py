@@ -48,6 +48,14 @@ class Curve:
         """T(N0). Raises StopIteration where it is missing."""
         return next(p.latency_us for p in self.points if p.positions == self.baseline_positions)
 
+    def boundary_is_open(self, tolerance: float, grid: Sequence[int]) -> bool:
+        """Whether noise leaves N_max open over more than one step of a grid."""
+        boundary = self.boundary(tolerance)
+        if boundary is None or not boundary.undecided:
+            return boundary is None
+        low, high = boundary.n_max_interval
+        return high is None or sum(low < n <= high for n in grid) > 1
+
     def boundary(self, tolerance: float) -> Boundary | None:
         """N_max of this curve; None where T(N0) is missing."""
         if not any(p.positions == self.baseline_positions for p in self.points):

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.records import CaseRecord, Record, totals
 from pytest_nfp.report import words
 
+MODELS = (
+    "full model",
+    "n_max",
+    "composed",
+    "steps",
+    "limited by",
+    "T error",
+    "forward ms",
+    "step ms",
+    "of the byte floor",
+)
+"""A full model against the sum of its modules, and at N0 its forward, the engine's step, and the forward over what reading takes."""
 HEADER = ("case", "N_idle", "principle", "tile roofline", "n_max", "interval", "first exit", "kind", "outcome")
 
 
@@ -23,7 +36,44 @@ def summary_lines(record: Record, verbosity: int = 0) -> list[str]:
     ]
     counts = ", ".join(f"{n} {outcome}" for outcome, n in totals(record.cases).items())
     partial = ["partial: the run was interrupted; what was measured until then is kept"] if record.partial else []
-    return [*lines, *([""] if reasons else []), *reasons, "", *partial, f"{len(record.cases)} cases: {counts}"]
+    models = _models(record, shared)
+    return [
+        *lines,
+        *([""] if models else []),
+        *models,
+        *([""] if reasons else []),
+        *reasons,
+        "",
+        *partial,
+        f"{len(record.cases)} cases: {counts}",
+    ]
+
+
+def _models(record: Record, shared: str) -> list[str]:
+    """A row for each full model that its modules were measured for; none where there is no such case."""
+    rows = [(c, c.composed) for c in record.cases if c.composed is not None and "n_max" in c.composed and c.curve]
+    if not rows:
+        return []
+    lines: list[tuple[str, ...]] = [MODELS]
+    for c, composed in rows:
+        base = c.baseline_positions or 1
+        forward = dict(c.curve)[base]
+        step = c.steps.get(base)
+        lines.append(
+            (
+                c.id.removeprefix(shared),
+                words.interval(c),
+                bracketed(composed["n_max_interval"]),
+                str(composed["steps"]),
+                composed["limiting"],
+                f"{composed['error']:.0%}",
+                f"{forward / 1e3:.1f}",
+                f"{step / 1e3:.1f}" if step is not None else "",
+                f"{forward / c.floor_us:.1f}x" if c.floor_us else "",
+            )
+        )
+    widths = [max(len(r[i]) for r in lines) for i in range(len(MODELS))]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in lines]
 
 
 def _row(c: CaseRecord, shared: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,7 @@ def attention(heads, kv_heads, batch):
     return Case("cpu", vllm, "attention", model, "fp32", batch=batch, context=200)
 cases = {r: replace(moe, routing=r) for r in ("balanced", "skewed", "uniform")}
 cases |= {"batch": replace(moe, batch=3), "MHA": attention(4, 4, 1), "GQA": attention(8, 2, 2)}
+cases["GEMM"] = Case("cpu", vllm, "dense", experts, "fp32", gemm=(96, 128))
 found = {}
 for name, case in cases.items():
     prepared = backends.prepare(case, 0, 10**6)
@@ -43,7 +45,7 @@ print("CHECKED" + json.dumps(found))
 
 @pytest.mark.vllm
 def test_vllms_cpu_kernels_are_right() -> None:
-    """Balanced, skewed and uniform experts, MHA and GQA over pages, at 1 to 33 positions; a wrong one is found."""
+    """Balanced, skewed and uniform experts, MHA and GQA over pages, GEMMs, at 1 to 33 positions; a wrong one is found."""
     python, release = live_python()
     if not release:
         pytest.skip("vLLM is not installed: name an interpreter that has it in NFP_VLLM_PYTHON")
@@ -52,4 +54,85 @@ def test_vllms_cpu_kernels_are_right() -> None:
     assert line is not None, done.stderr[-2000:]
     found = json.loads(line.removeprefix("CHECKED"))
     assert "off an FP64 reference" in found.pop("bent")[0]
-    assert found == {name: ["", "", "", ""] for name in ("balanced", "skewed", "uniform", "batch", "MHA", "GQA")}
+    assert found == {
+        name: ["", "", "", ""] for name in ("balanced", "skewed", "uniform", "batch", "MHA", "GQA", "GEMM")
+    }
+
+
+ENGINES = """
+import json, sys, warnings
+sys.path.insert(0, sys.argv[1])
+from dataclasses import replace
+from pytest_nfp import backends
+from pytest_nfp.cases import Backend, Case
+from pytest_nfp.catalog import Attention, Dense, Model, Moe
+from pytest_nfp.devices import cpu
+import torch, transformers
+
+heads = Attention(heads=2, kv_heads=1, head_dim=64)
+dense = Model(name="d", layers=2, hidden=128, dense=Dense(width=256, matrices=3), attention=heads, vocabulary=256, source="t")
+moe = Model(name="m", layers=2, hidden=128, moe=Moe(experts=16, top_k=4, width=64), attention=heads, vocabulary=256, source="t")
+unknown = sys.argv[2]
+found = {}
+for framework, release in (("transformers", transformers.__version__), ("vllm", "0.32.0")):
+    asked = [(dense, None, 2, None), (moe, "balanced", 1, None), (moe, "skewed", 1, None)]
+    if framework == "vllm":
+        asked.append((dense, None, 2, "drafts"))
+    for subject, routing, batch, kernel in asked:
+        case = Case("cpu", Backend(framework, release), "model", subject, "fp32", batch=batch, context=128,
+                    top_k=4 if subject.moe else None, routing=routing, kernel=kernel)
+        prepared = backends.prepare(case, 0, 1)
+        times = {}
+        for n in (1, 3, 8, 3):
+            run = prepared.forward(n)
+            with torch.inference_mode():
+                out = run()
+            times[n] = out if prepared.own_timer else cpu.time_us(run)
+        steps = prepared.steps() if prepared.steps else {}
+        found[f"{framework} {subject.name} {kernel or routing}"] = {
+            "proof": {n: tuple(p) for n, p in prepared.proof().items()},
+            "active": {n: prepared.active(n) for n in (1, 3, 8)} if prepared.active else {},
+            "step is longer": all(steps[n] > 0.8 * times[n] for n in steps),
+            "kernel": prepared.kernel,
+        }
+        if prepared.close:
+            prepared.close()
+    try:
+        odd = replace(case, subject=dense.model_copy(update={"source": unknown}))
+        backends.prepare(odd, 0, 1)
+        found[f"{framework} unknown"] = "built"
+    except backends.Unsupported as reason:
+        found[f"{framework} unknown"] = str(reason)
+print("CHECKED" + json.dumps(found))
+"""
+
+
+@pytest.mark.vllm
+def test_engines_process_what_they_are_asked_to(tmp_path: Path) -> None:
+    """Transformers and vLLM, dense (two requests) and experts: b * N tokens over b * L cached ones at every N, the routing's
+    experts in every layer, the step no shorter than its forward; an architecture that is not registered is named.
+    """
+    python, release = live_python()
+    if not release:
+        pytest.skip("vLLM is not installed: name an interpreter that has it in NFP_VLLM_PYTHON")
+    unknown = tmp_path / "config.json"
+    unknown.write_text(json.dumps({"architectures": ["OddForCausalLM"], "model_type": "odd"}), encoding="utf-8")
+    done = subprocess.run(
+        [python, "-c", ENGINES, str(PROJECT), str(unknown)], capture_output=True, text=True, check=False
+    )
+    line = next((line for line in done.stdout.splitlines() if line.startswith("CHECKED")), None)
+    assert line is not None, done.stderr[-2000:]
+    found = json.loads(line.removeprefix("CHECKED"))
+    for framework in ("transformers", "vllm"):
+        assert "odd" in found.pop(f"{framework} unknown").lower()
+        two = found[f"{framework} d None"]
+        assert two["proof"] == {str(n): [2 * n, 256] for n in (1, 3, 8)}
+        for routing, active in (("balanced", [4, 12, 16]), ("skewed", [4, 4, 4])):
+            one = found[f"{framework} m {routing}"]
+            assert one["proof"] == {str(n): [n, 128] for n in (1, 3, 8)}
+            assert list(one["active"].values()) == active
+    assert found["vllm d drafts"]["proof"] == {str(n): [2 * n, 256] for n in (1, 3, 8)}
+    assert found["vllm d drafts"]["kernel"] == "vllm.Qwen3ForCausalLM[drafts]"
+    assert all(f["step is longer"] for f in found.values())
+    assert found["vllm m balanced"]["kernel"] == "vllm.Qwen3MoeForCausalLM"
+    assert found["transformers d None"]["kernel"] == "transformers.Qwen3ForCausalLM"

@@ -202,3 +202,39 @@ def test_merging_tests_of_one_case_keeps_the_curve() -> None:
         merged = records.merge_case(first, second)
         assert (merged.kind, merged.n_max, merged.outcome, merged.reasons) == ("recorded", 512, "FAIL", ["x"])
         assert set(merged.tests) == {"boundary", "prediction"}
+
+
+def test_a_full_model_stands_beside_the_sum_of_its_modules() -> None:
+    """Both intervals, the steps between them, forward and step at N0, and the forward over what reading its bytes takes."""
+    composed = {
+        "n_max": 3,
+        "n_max_interval": [3, 3],
+        "steps": 1,
+        "limiting": "ffn up",
+        "error": 0.034,
+        "curve": [],
+        "parts": {},
+    }
+    model = case(
+        "m", kind="measured", baseline_positions=1, n_max=4, n_max_interval=(4, 5), curve=[(1, 13000.0), (4, 15000.0)],
+        composed=composed, steps={1: 14000.0}, floor_us=8000.0,
+    )  # fmt: skip
+    lines = summary_lines(record(model, case("other")))
+    at = next(i for i, line in enumerate(lines) if line.startswith("full model"))
+    assert lines[at + 1].split() == [
+        "vllm==1-m",
+        "[4,",
+        "5]",
+        "[3,",
+        "3]",
+        "1",
+        "ffn",
+        "up",
+        "3%",
+        "13.0",
+        "14.0",
+        "1.6x",
+    ]
+    assert not any(line.startswith("full model") for line in summary_lines(record(case("other"))))
+    failed = case("m", composed={"reason": "its q can't be measured alone"})
+    assert not any(line.startswith("full model") for line in summary_lines(record(failed)))

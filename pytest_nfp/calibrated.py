@@ -71,11 +71,9 @@ def figures(gpu: str, framework: str, kernel: str, dtype: str) -> Figures:
     peak, bandwidth = device.peak_flops_of(dtype), device.bandwidth
     others = [f for f in LIBRARIES if f != framework] if kernel == "gemm" and framework in LIBRARIES else []
     for source in (gpu, STAND_INS.get(gpu, ""), CARRIED_OVER.get(gpu, "")):
-        for name in (framework, *others):
-            found = calibrations().get((source, name, kernel, dtype))
-            if found is None:
-                continue
-            c, path = found
+        known = [calibrations().get((source, name, kernel, dtype)) for name in (framework, *others)]
+        # What was measured on this machine stands before the catalog, also where another framework called the library.
+        for c, path in sorted((f for f in known if f is not None), key=lambda f: f[0].kind != "measured"):
             if source == CARRIED_OVER.get(gpu):
                 return _carried_over(c, device, dtype)
             where = f"{c.gpu}" if c.kind == "recorded" else f"this machine's {c.source}"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pytest_nfp import catalog, registry
 from pytest_nfp.catalog import Model, UnknownName
-from pytest_nfp.principle.routing import Routing, baseline_positions
+from pytest_nfp.principle.routing import Routing, active_experts, baseline_positions
 
 Module = Literal["dense", "moe", "attention", "model", "own"]
 """`model` is a whole model on an engine; `own` is a forward that a user's test brings: no module that the catalog describes."""
@@ -20,6 +20,8 @@ FRAMEWORKS: dict[Module, tuple[str, ...]] = {
 }
 MLA = ("flashinfer-python",)
 """Frameworks whose MLA is described: a rule on a GPU, and a forward."""
+DRAFTS = "drafts"
+"""The variant of vLLM's engine that verifies drafts, whose forward has logits for all of them."""
 NO_RULE = {
     ("torch", "moe"),
     ("torch", "attention"),
@@ -31,7 +33,7 @@ NO_RULE = {
 GPU_KERNELS: dict[tuple[str, Module], tuple[str, ...]] = {
     ("flash-attn", "attention"): ("contiguous",),
     ("flashinfer-python", "attention"): ("decode-at-1",),
-    ("vllm", "model"): ("drafts",),
+    ("vllm", "model"): (DRAFTS,),
 }
 """Variants that are measured too where a GPU is here, beside the one that has no name; of a dense model on a CPU too."""
 OURS = frozenset(f for fs in FRAMEWORKS.values() for f in fs)
@@ -105,6 +107,15 @@ class Case:
     def bytes_per_element(self) -> float:
         """S."""
         return BYTES_PER_ELEMENT[self.dtype]
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of weights and KV cache that one forward of a whole model reads at N0."""
+        moe, top_k, experts = self.subject.moe, self.top_k, None
+        if moe is not None and top_k is not None and self.routing is not None:
+            experts = active_experts(self.routing, self.batch * self.baseline_positions, moe.experts, top_k)
+        elements = self.subject.weights(experts) + self.subject.cached(self.context or 0, self.batch)
+        return int(elements * self.bytes_per_element)
 
     @property
     def baseline_positions(self) -> int:

@@ -17,7 +17,7 @@ from pytest_nfp.cases import Backend, Case, Module
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.granularity import Granularity, granularity_of
 from pytest_nfp.granularity.query import MAX_COUNT
-from pytest_nfp.predict import Figures, edge_positions, grid, module_latency
+from pytest_nfp.predict import Figures, edge_positions, grid, last_position, module_latency
 from pytest_nfp.principle import Prediction, predict_on
 from pytest_nfp.principle.routing import Routing
 from pytest_nfp.recordings import NoRecording, aiconfigurator
@@ -159,13 +159,14 @@ def compose(model: Model, on: Workload, archives: Path | None = None, recorded: 
             last = min(last, end)
             if part.case.module != "attention":
                 base = part.case.baseline_positions if part.case.module == "moe" else base
-                continue
+                continue  # Nothing of it is predicted.
         if figures.spread is not None:
             spreads.append(figures.spread)
         if figures.latency_spread is not None:
             latency_spreads.append(figures.latency_spread)
         if part.case.module == "moe":
             base = part.case.baseline_positions
+            last = min(last, last_position(part.case))
     missing = [] if on.attention is not None else ["attention"]
     missing += [] if model.vocabulary is not None else ["head"]
     return Composed(

@@ -50,6 +50,9 @@ def on_rank(model: Model, parallel: Parallel) -> Model:
         if model.attention.kv_heads > parallel.ranks:
             kv_heads = parallel.share(model.attention.kv_heads, "KV heads")
         parts["attention"] = model.attention.model_copy(update={"heads": heads, "kv_heads": kv_heads})
+    if model.vocabulary is not None:
+        # Padded to whole ranks, as the frameworks do.
+        parts["vocabulary"] = -(-model.vocabulary // parallel.ranks)
     if model.moe is not None:
         if parallel.kind == "ep":
             parallel.share(model.moe.experts, "experts")

@@ -16,6 +16,8 @@ from pytest_nfp.verdict import Outcome, worst
 SCHEMA = "https://pytest-nfp/record/1"
 Kind = Literal["measured", "predicted", "recorded"]
 Whole = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+"""What was seen, which can be nothing."""
 Question = Literal["granularity", "prediction", "boundary"]
 
 
@@ -64,8 +66,8 @@ class CaseRecord(_Strict):
     kernels: dict[Whole, str] = {}
     modes: dict[Whole, str] = {}
     settings: dict[Whole, str] = {}
-    active_experts: dict[Whole, Whole] = {}
-    proof: dict[Whole, tuple[Whole, Whole]] = {}
+    active_experts: dict[Whole, Count] = {}
+    proof: dict[Whole, tuple[Count, Count]] = {}
     steps: dict[Whole, float] = {}
     floor_us: float | None = None
     composed: dict[str, Any] | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pytest_nfp.catalog import Attention, Dense, Model, Moe
 
 HIDDEN = {"dense": 1024, "moe": 256}
-LAYERS = {"dense": 4, "moe": 2}
+LAYERS = {"dense": 4, "moe": 6}
+"""So many that what one forward reads, k experts a layer at the least, is more than two common last-level caches."""
 VOCABULARY = 1024
 LONGEST = 4096
 SUFFIX = "~tiny"

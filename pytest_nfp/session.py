@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nfp import __version__, backends, baselines, calibrated, catalog, journal, recordings, records, registry
-from pytest_nfp.backends import hf_config
+from pytest_nfp.backends import REFUSALS
 from pytest_nfp.baselines import BaselineFile, CaseBaseline
 from pytest_nfp.cases import (
     NO_RULE,
@@ -26,13 +26,13 @@ from pytest_nfp.cases import (
     variants,
 )
 from pytest_nfp.catalog import Model, UnknownName
-from pytest_nfp.devices import Device, detect, find_device
+from pytest_nfp.devices import Device, as_it_is, detect, find_device
 from pytest_nfp.devices.lock import TooLong, device_lock, time_limit
 from pytest_nfp.files import FileError
 from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, check_release, granularity_of
 from pytest_nfp.journal import Past
 from pytest_nfp.measure import PROTOCOLS, Curve, composition, sweep, trust
-from pytest_nfp.measure.sweep import REFUSALS, Interrupted
+from pytest_nfp.measure.sweep import Interrupted
 from pytest_nfp.predict import Figures, Predicted, edge_positions, predict_case
 from pytest_nfp.principle import Boundary, ClosedForm, active_experts, sensitivity
 from pytest_nfp.principle.plateaus import plateaus
@@ -424,13 +424,18 @@ class Session:
         device = self._measuring(case.gpu)
         if curve.invalid or device is None or not curve.points:
             return verdict
-        record.floor_us = self._floor_us(case)
         try:
             with device_lock(device), time_limit(self.settings.case_timeout):
+                record.floor_us = self._floor_us(case)
                 found = composition.measure(case, curve, device, self.settings.tolerance, self.settings.seed, self.say)
+        except Interrupted:
+            self.partial = True
+            record.counts |= {"interrupted": True}
+            raise
         except (composition.NotComposed, TooLong) as reason:
             record.composed = {"reason": str(reason)}
-            return verdict
+            verdict = Verdict(verdict.outcome, (*verdict.reasons, f"not composed of its modules: {reason}"))
+            return self._note_verdict(record, verdict)
         finally:
             device.clean()
         record.composed = composed_record(found)
@@ -445,6 +450,10 @@ class Session:
         if outcome == "UNDECIDED" and agrees and not self._has_measured_baseline(case):
             outcome = "PASS"
         verdict = Verdict(outcome, (said, *verdict.reasons))
+        return self._note_verdict(record, verdict)
+
+    def _note_verdict(self, record: CaseRecord, verdict: Verdict) -> Verdict:
+        """The verdict in the place of the one that the record has of its boundary."""
         record.tests["boundary"] = TestResult(outcome=verdict.outcome, reasons=list(verdict.reasons))
         records.summarise(record)
         return verdict
@@ -456,17 +465,19 @@ class Session:
 
     def _floor_us(self, case: Case) -> float | None:
         """Microseconds that reading the weights and the KV cache takes at the device's bandwidth; None where it is unknown."""
-        moved = hf_config.weight_bytes(case.subject, case.dtype)
-        moved += hf_config.cache_bytes(case.subject, case.dtype, case.context or 0, case.batch)
         if case.gpu != "cpu":
-            return moved / catalog.gpu(case.gpu).bandwidth * 1e6
+            return case.bytes_read / catalog.gpu(case.gpu).bandwidth * 1e6
         from pytest_nfp.measure.calibrate import load_or_calibrate
 
         device, _ = self.device("cpu")
         if device is None:
             return None
-        known = load_or_calibrate(device, artifacts.cache_folder("calibrations"), self.settings.seed, self.say)
-        return moved / known.kernels["onednn-packed"].bandwidth * 1e6
+        try:
+            known = load_or_calibrate(device, artifacts.cache_folder("calibrations"), self.settings.seed, self.say)
+        except (*REFUSALS, backends.Unsupported) as error:
+            self.say(f"{case.key}: the machine's bandwidth is not known: {error}")
+            return None
+        return case.bytes_read / known.kernels["onednn-packed"].bandwidth * 1e6
 
     def _note_interrupted(
         self, case: Case, predicted: Predicted | None, granularity: Granularity | None, interrupted: Interrupted
@@ -539,7 +550,9 @@ class Session:
                 # Of hundreds of operators no one is the model's kernel.
                 clock = replace(device, kernels=None)
             if prepared.own_timer:
-                clock = replace(clock, time_us=_own_time, timer=ENGINE_TIMER, known_length=None, launch_us=None)
+                clock = replace(
+                    clock, time_us=_own_time, timer=ENGINE_TIMER, known_length=None, launch_us=None, ready=as_it_is
+                )
 
             def measured(duty: float = 1.0) -> Curve:
                 return sweep(

@@ -20,6 +20,7 @@ from hypothesis import settings
 import pytest_nfp.measure.calibrate
 import pytest_nfp.report.terminal
 import pytest_nfp.session
+from pytest_nfp import calibrated
 from pytest_nfp.granularity import artifacts, attention, fused_moe
 
 __all__ = ["pyarrow", "pypi_simple", "remotezip", "requests", "torch", "tree_sitter_cpp", "pytest_nfp"]
@@ -45,6 +46,12 @@ def forget_releases() -> None:
         attention._flashinfer,
     ):
         cached.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def no_own_calibrations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a developer measured on a GPU of his own decides no test."""
+    monkeypatch.setattr(calibrated, "own_calibrations", lambda: tmp_path / "none.yaml")
 
 
 @pytest.fixture

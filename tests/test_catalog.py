@@ -161,3 +161,17 @@ def test_balance_is_flops_over_bytes() -> None:
     """rho = phi / beta in FLOP per byte."""
     g = Gpu.model_validate(catalog.gpu("h20").model_dump())
     assert g.balance == pytest.approx(37)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("qwen3-8b", 7.57), ("llada-2.1-mini", 15.9), ("qwen3-30b-a3b", 30.2), ("mixtral-8x7b", 46.6)],
+)
+def test_a_models_weights_are_its_published_count_without_the_embedding(name: str, billions: float) -> None:
+    """Within 1.5%; with k experts a layer, its active ones; the cache is two vectors a KV head and token."""
+    model = catalog.model(name)
+    assert model.weights() / 1e9 == pytest.approx(billions, rel=0.015)
+    assert model.attention is not None
+    assert model.cached(1000, 3) == (model.layers or 0) * 3 * 1000 * model.attention.cached_width
+    if model.moe is not None:
+        assert model.weights(model.moe.top_k) < 0.35 * model.weights()

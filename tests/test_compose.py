@@ -10,6 +10,8 @@ from pytest_nfp import catalog, compose
 from pytest_nfp.cases import Backend
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.compose import Workload
+from pytest_nfp.parallel import on_rank, parse_parallel
+from pytest_nfp.principle.routing import Replay
 
 VLLM, FLASH = Backend("vllm", "0.24.0"), Backend("flash-attn", "2.8.3")
 H200 = Workload("h200", VLLM, FLASH)
@@ -33,8 +35,36 @@ def weights(model: str) -> float:
     [("qwen3-8b", 7.57), ("llada-2.1-mini", 15.9), ("qwen3-30b-a3b", 30.2), ("mixtral-8x7b", 46.6)],
 )
 def test_the_parts_hold_the_models_weights(model: str, billions: float) -> None:
-    """Within 1% of the published count without the embedding (8.19 - 0.62, 16.3 - 0.32, 30.5 - 0.31, 46.7 - 0.13 billion)."""
+    """Within 1.5% of the published count without the embedding (8.19 - 0.62, 16.3 - 0.32, 30.5 - 0.31, 46.7 - 0.13 billion), and
+    to the weight what the catalog's model counts.
+    """
     assert weights(model) / 1e9 == pytest.approx(billions, rel=0.015)
+    assert weights(model) == catalog.model(model).weights()
+
+
+def test_ranks_cut_the_head_and_the_experts() -> None:
+    """Eight ranks: each holds an eighth of the weights but for the copied router and KV projections."""
+    whole, eighth = (catalog.model("qwen3-30b-a3b"), on_rank(catalog.model("qwen3-30b-a3b"), parse_parallel("tp8")))
+    assert eighth.vocabulary == 151936 // 8
+    assert eighth.weights() == pytest.approx(whole.weights() / 8, rel=0.03)
+
+
+@pytest.mark.network
+def test_a_short_trace_bounds_what_can_be_composed() -> None:
+    """200 tokens say nothing of more: the curve ends there, and N_max is found within it."""
+    tokens = tuple(tuple((8 * t + i) % 128 for i in range(8)) for t in range(200))
+    on = replace(H200, routing=Replay(tokens), batch=2)
+    composed = compose.compose(catalog.model("qwen3-30b-a3b"), on)
+    assert composed.last == 100
+    assert composed.predict(0.2, [8, 500]).points[-1].positions <= 100
+
+
+@pytest.mark.network
+def test_experts_of_many_ranks_are_not_the_recorded_ones() -> None:
+    """Expert parallelism was recorded with other routing: the prediction stands, an eighth of it a rank."""
+    model = on_rank(catalog.model("qwen3-30b-a3b"), parse_parallel("ep8"))
+    composed = compose.compose(model, H200, recorded=True)
+    assert composed.basis["experts"].startswith("calibrated on")
 
 
 def test_merged_and_single_gemms_are_the_same_weights() -> None:

@@ -88,8 +88,15 @@ def test_a_method_has_the_positions_that_its_source_states(capsys: pytest.Captur
     assert "states no positions (10.1 tokens committed a forward): give --positions" in capsys.readouterr().err
     assert main(["check", *H200, "--model", "llada-2.1-mini", "--method", "lada2"]) == 2
     assert "llada2" in capsys.readouterr().err
-    assert main(["check", *H200, "--model", "llada-2.1-mini", "--method", "list"]) == 0
+    assert main(["table", "--methods"]) == 0
     assert "lopa" in capsys.readouterr().out
+
+
+def test_below_n0_a_forward_is_held_to_one_position(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight positions under balanced routing read 64 experts, one reads 8: no tile is filled, and it is not near-free."""
+    a = answer(capsys, 1, "check", "--model", "llada-2.1-mini", "--method", "eagle-3")
+    assert (a["positions"], a["baseline_positions"], a["coverage"]) == (8, 32, "growing")
+    assert a["ratio_to_one"] > 1.2
 
 
 @pytest.mark.parametrize("accepted", ["0", "9", "-1"])
@@ -173,6 +180,7 @@ def test_the_tables_are_printed_for_people(capsys: pytest.CaptureFixture[str]) -
     [
         (["check", *H200, "--model", "llada-2.1-mini", "--top-k", "300", "--positions", "2"], "has 256 experts"),
         (["table", "--model", "qwen3-8b"], "a grid of qwen3-8b needs --gpu"),
+        (["table", "--batch", "2"], "belong to the grid of a model: give --model"),
         (["check", *H200, "--model", "dense-ffn-4096x9216", "--positions", "2"], "is a module shape, not a model"),
     ],
 )

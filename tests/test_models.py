@@ -13,6 +13,7 @@ from pytest_nfp import session as session_module
 from pytest_nfp.backends import Prepared, Proof
 from pytest_nfp.cases import Case
 from pytest_nfp.measure import composition
+from pytest_nfp.records import Record, dump
 from pytest_nfp.session import ENGINE_TIMER, Session
 from pytest_nfp.settings import Settings
 from pytest_nfp.testing import Simulated
@@ -34,6 +35,7 @@ class Engine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.extra: Callable[[int], float] = lambda n: 100.0
         self.tokens: Callable[[int], int] = lambda n: n
+        self.cached: Callable[[int], int] = lambda context: context
         self.active: Callable[[int], int] | None = None
         self.closed = 0
         self.machine = Simulated(lambda n: 1.0)
@@ -55,7 +57,7 @@ class Engine:
 
         def forward(n: int) -> Callable[[], object]:
             def run() -> float:
-                seen[n] = Proof(self.tokens(n), case.context or 0)
+                seen[n] = Proof(self.tokens(n), self.cached(case.context or 0))
                 took = sum(p.count * part_us(p.case, n) for p in parts) + self.extra(n)
                 self.machine.seconds += took / 1e6
                 return took
@@ -137,6 +139,17 @@ def test_a_point_that_can_not_prove_its_positions_is_invalid(engine: Engine) -> 
     assert engine.closed == 1
 
 
+def test_nothing_that_was_cached_is_written_and_read_again(engine: Engine) -> None:
+    """An engine that processed the prefix anew: INVALID, and the record holds the nothing that was seen."""
+    engine.cached = lambda context: 0
+    s = session()
+    case = case_of(s)
+    assert s.check_boundary(case).outcome == "INVALID"
+    (record,) = s.records()
+    again = Record.model_validate_json(dump(record))
+    assert again.cases[0].proof[1] == (1, 0)
+
+
 def test_dummy_weights_that_send_all_tokens_to_the_same_experts_are_refused(engine: Engine) -> None:
     """Balanced routing reads 8 more experts with every token; here 8 were read, whatever N."""
     engine.active = lambda n: 8
@@ -158,7 +171,9 @@ def test_a_part_that_can_not_be_measured_leaves_the_boundary_as_it_is(
     monkeypatch.setattr(composition, "prepare", part)
     s = session()
     case = case_of(s)
-    assert s.check_boundary(case).outcome == "UNDECIDED"
+    verdict = s.check_boundary(case)
+    assert verdict.outcome == "UNDECIDED"
+    assert "not composed of its modules: its q can't be measured alone" in verdict.reasons[-1]
     assert s.cases[case.id].composed == {"reason": "its q can't be measured alone: no such kernel"}
 
 

@@ -334,7 +334,7 @@ def test_a_marker_that_means_nothing_is_a_usage_error(pytester: Pytester) -> Non
     suite(pytester, "prediction", "moe")
     pytester.makepyfile(test_bad=SUITE.format(module="mole", question="prediction"))
     result = run(pytester, "--nfp-gpu=h20")
-    assert "needs module= one of dense, moe, attention, got 'mole'" in result.stdout.str() + result.stderr.str()
+    assert "needs module= one of dense, moe, attention, model, got 'mole'" in result.stdout.str() + result.stderr.str()
 
 
 UNUSED = """

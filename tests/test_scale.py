@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from pytest_nfp import catalog
-from pytest_nfp.backends import hf_config
+from pytest_nfp.backends import Unsupported, hf_config
 from pytest_nfp.scale import tiny
 
 MODELS = [
@@ -30,15 +33,36 @@ def test_the_ratios_that_decide_granularity_stay(model: catalog.Model) -> None:
             model.moe.top_k,
             model.moe.width,
         )
-    assert (small.layers or 0) <= 4
+    assert (small.layers or 0) <= 6
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "llada-2.1-mini"])
 def test_what_a_cpu_runs_by_default_fits_it_and_no_cache(name: str) -> None:
     """More than 150 MB of weights in FP32, so that no cache holds them, and less than 2 GB."""
     small = tiny(catalog.model(name))
-    assert 150e6 < hf_config.weight_bytes(small, "fp32") < 2e9
+    assert 150e6 < 4 * small.weights() < 3e9
+    if small.moe is not None:
+        assert 4 * small.weights(small.moe.top_k) > 2 * 32e6
     assert all(context <= 4096 for context in small.context)
+
+
+def test_a_config_that_was_given_is_scaled_field_by_field(tmp_path: Path) -> None:
+    """Its own architecture, at the dimensions of the scaled model: what is built is what the case says."""
+    given = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "rope_theta": 5e5,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(given), encoding="utf-8")
+    small = tiny(catalog.model(str(path)))
+    config = hf_config.config_of(small, "fp32")
+    assert (config["architectures"], config["rope_theta"]) == (["LlamaForCausalLM"], 5e5)
+    assert (config["hidden_size"], config["num_hidden_layers"], config["intermediate_size"]) == (1024, 4, 3584)
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (4, 1, 128)
+    assert config["vocab_size"] == small.vocabulary
+    path.write_text(json.dumps(given | {"layer_types": ["full_attention"] * 32}), encoding="utf-8")
+    with pytest.raises(Unsupported, match="can't be scaled down field by field"):
+        hf_config.config_of(tiny(catalog.model(str(path))), "fp32")
 
 
 def test_a_module_shape_has_no_tiny_model() -> None:

@@ -29,6 +29,10 @@ OLDEST = {"vllm": "0.9.1", "sglang": "0.5.9", "flash-attn": "2.5.9", "flashinfer
 """The oldest release of a framework whose calls are known on a GPU."""
 
 
+REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError, ImportError, OSError)
+"""What a framework raises where it can't run: memory, dimensions, an argument that a newer release has moved."""
+
+
 class Unsupported(Exception):
     """The backend can't run this case here; the message says why."""
 
@@ -92,7 +96,7 @@ def _prepared(point: EntryPoint, case: Case, seed: int, cache_bytes: int) -> Pre
         prepared: Prepared = module.prepare(case, seed, cache_bytes)
     except ImportError as error:
         raise _not_importable(framework, error) from error
-    except RuntimeError as error:
+    except REFUSALS as error:
         # Weights that do not fit, most of all: the framework's first line says how many bytes it asked for.
         raise Unsupported(f"{framework} can't be prepared: {error}".splitlines()[0]) from error
     return prepared

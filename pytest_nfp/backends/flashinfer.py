@@ -41,7 +41,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
             return _mla(case, workspace, backend, queries, begin, pages, lengths)
         filled = (lengths - 1) % PAGE + 1
         if case.kernel == DECODE_AT_1 and positions == 1:
-            wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
+            wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)  # as vLLM makes it
             wrapper.plan(
                 begin,
                 pages,

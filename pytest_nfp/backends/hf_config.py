@@ -1,6 +1,6 @@
 """A catalog model as a Hugging Face config.json: Qwen3's architecture, or Qwen3-MoE's, at the model's dimensions, dummy weights.
 
-A model that was given as a config.json is run as it is.
+A model that was given as a config.json keeps its own architecture and fields; scaled down, its dimensions are the scaled ones.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_nfp.backends import Unsupported
 from pytest_nfp.catalog import Model
+from pytest_nfp.scale import SUFFIX
 
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MAX_POSITIONS = 65536
@@ -21,7 +22,7 @@ def config_of(model: Model, dtype: str) -> dict[str, Any]:
     own = Path(model.source)
     if own.name.endswith(".json") and own.is_file():
         found: dict[str, Any] = json.loads(own.read_text(encoding="utf-8"))
-        return found
+        return _scaled(found, model) if model.name.endswith(SUFFIX) else found
     a = model.attention
     if a is None or a.value_dim is not None or model.layers is None:
         raise Unsupported(f"{model.name} can't be built: its attention is not that of a decoder with KV heads")
@@ -65,32 +66,30 @@ def config_of(model: Model, dtype: str) -> dict[str, Any]:
     return config
 
 
+def _scaled(config: dict[str, Any], model: Model) -> dict[str, Any]:
+    """A given config at the dimensions of its scaled model. Raises Unsupported for one whose fields are not known here."""
+    a, moe, dense = model.attention, model.moe, model.dense
+    if a is None or "text_config" in config or "layer_types" in config:
+        raise Unsupported(f"{model.name}: this config can't be scaled down field by field: give --nfp-scale=full")
+    sizes: dict[str, int | None] = {
+        "hidden_size": model.hidden,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": a.heads,
+        "num_key_value_heads": a.kv_heads,
+        "head_dim": a.head_dim,
+        "vocab_size": model.vocabulary,
+        "intermediate_size": dense.width if dense is not None else None,
+    }
+    found = config | {name: value for name, value in sizes.items() if value is not None}
+    if moe is not None:
+        # Layers without experts, and shared ones, are not in a scaled model.
+        found |= {
+            name: 0 for name in ("first_k_dense_replace", "n_shared_experts", "num_shared_experts") if name in config
+        }
+    return found
+
+
 def write(model: Model, dtype: str, folder: Path) -> Path:
     """The folder with the model's config.json. Raises Unsupported."""
     (folder / "config.json").write_text(json.dumps(config_of(model, dtype), indent=1), encoding="utf-8")
     return folder
-
-
-def weight_bytes(model: Model, dtype: str) -> int:
-    """Bytes of all weights but the embedding, of which a forward reads a few rows: what one forward reads at N0 and beyond."""
-    return int(_elements(model) * {"fp32": 4, "bf16": 2, "fp16": 2}.get(dtype, 2))
-
-
-def cache_bytes(model: Model, dtype: str, context: int, batch: int) -> int:
-    """Bytes of the KV cache that one forward reads."""
-    assert model.attention is not None
-    size = {"fp32": 4, "bf16": 2, "fp16": 2}.get(dtype, 2)
-    return (model.layers or 0) * batch * context * model.attention.cached_width * size
-
-
-def _elements(model: Model) -> int:
-    a, hidden, layers = model.attention, model.hidden, model.layers or 0
-    assert a is not None
-    attention = hidden * a.head_dim * (2 * a.heads + 2 * a.kv_heads)
-    dense = model.dense.width * hidden * 3 if model.dense is not None else 0
-    if model.moe is None:
-        ffn = layers * dense
-    else:
-        experts = model.moe.experts * model.moe.width * hidden * 3 + model.moe.experts * hidden
-        ffn = model.moe.dense_layers * dense + (layers - model.moe.dense_layers) * experts
-    return layers * attention + ffn + (model.vocabulary or 0) * hidden

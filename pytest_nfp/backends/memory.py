@@ -25,10 +25,12 @@ def free_bytes(case: Case) -> int | None:
     return int(found.split()[1]) * 1024 if found else None
 
 
-def require(case: Case, needed: int, what: str) -> None:
-    """Raises Unsupported with the bytes that are needed and those that are free."""
-    free = free_bytes(case)
+def require(case: Case, more: int = 0) -> None:
+    """Raises Unsupported with the bytes that a whole model needs and those that are free. more: what the engine adds."""
+    model = case.subject
+    elements = model.weights() + model.cached(case.context or 0, case.batch) + (model.vocabulary or 0) * model.hidden
+    needed, free = elements * case.bytes_per_element + more, free_bytes(case)
     if free is not None and needed * HEADROOM > free:
         raise Unsupported(
-            f"{what} needs {needed * HEADROOM / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on this {case.gpu}"
+            f"{model.name} needs {needed * HEADROOM / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on this {case.gpu}"
         )

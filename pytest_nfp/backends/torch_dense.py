@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 import torch
 
@@ -33,14 +34,18 @@ class Linear:
     """
 
     name: str
-    pack: Callable[[torch.Tensor], torch.Tensor]
-    compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    pack: Callable[[torch.Tensor], Any]
+    compute: Callable[[torch.Tensor, Any], torch.Tensor]
     exact: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = correctness.product
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     """X [b*N, d] -> x @ W1.T @ W2.T with W1 [f, d], W2 [d, f], or one GEMM, on the case's device in its dtype."""
-    linear = _linear(case)
+    return chain(case, seed, cache_bytes, _linear(case))
+
+
+def chain(case: Case, seed: int, cache_bytes: int, linear: Linear) -> Prepared:
+    """The GEMMs of a dense case by any library's linear. Raises Unsupported for a dtype without a forward."""
     device, generator = places.device_of(case), places.generator_of(case, seed)
     drawn_as = torch.bfloat16 if case.dtype == "fp8" else places.dtype_of(case)
     shapes = case.gemms

@@ -7,6 +7,7 @@ counted where the experts are called.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,15 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
 
     subject, context = case.subject, case.context
     assert context is not None
-    weights = hf_config.weight_bytes(subject, case.dtype)
-    kv = hf_config.cache_bytes(subject, case.dtype, context, case.batch)
-    memory.require(case, weights + kv, f"{subject.name} with {context} cached tokens")
+    memory.require(case)
     device, dtype = places.device_of(case), places.dtype_of(case)
     with tempfile.TemporaryDirectory(prefix="pytest-nfp-") as folder:
+        torch.manual_seed(seed)
         try:
             config = AutoConfig.from_pretrained(hf_config.write(subject, case.dtype, Path(folder)))
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
         except (ValueError, KeyError) as error:
             raise Unsupported(f"transformers does not have this architecture: {error}".splitlines()[0]) from error
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
     route = _Routing(case, seed) if subject.moe is not None else None
     if route is not None:
         route.install(model)
@@ -68,8 +67,9 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
 
     return Prepared(
         forward,
-        weights + kv,
-        weights + kv,
+        case.bytes_read,
+        # Attention, head and KV cache are read again in the next forward, whatever experts it takes.
+        case.bytes_read,
         f"transformers.{type(model).__name__}",
         1,
         proof=lambda: dict(seen),
@@ -82,7 +82,7 @@ class _Routing:
 
     def __init__(self, case: Case, seed: int) -> None:
         self.case, self.seed = case, seed
-        self.read: dict[int, list[int]] = {}
+        self.read: dict[int, list[torch.Tensor]] = {}
         self.positions = 0
         self._routes: dict[int, cycle[torch.Tensor]] = {}
 
@@ -102,20 +102,25 @@ class _Routing:
         if not routers or len(routers) != len(experts):
             raise Unsupported(f"the routers of {type(model).__name__} are not known, so routing can't be set")
         for router in routers:
-            router.forward = self._choose
+            router.forward = self._choosing(router.forward)
         for layer in experts:
             layer.register_forward_pre_hook(self._count, with_kwargs=True)
 
-    def _choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        ids = next(self._routes[self.positions])
-        scores = torch.full(ids.shape, 1 / ids.shape[1], dtype=hidden.dtype, device=hidden.device)
-        return scores, scores, ids
+    def _choosing(self, own: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        """The router's own forward, whose work stays in the model, with other experts chosen."""
+
+        def choose(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            logits, scores, _ = own(hidden)
+            return logits, scores, next(self._routes[self.positions])
+
+        return choose
 
     def _count(self, layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         ids = keywords.get("top_k_index", arguments[1] if len(arguments) > 1 else None)
         if isinstance(ids, torch.Tensor):
-            self.read[self.positions].append(int(ids.unique().numel()))
+            # Counted when it is asked for: here the clock runs.
+            self.read[self.positions].append(ids)
 
     def active(self, positions: int) -> int:
         """Experts that each layer read in the last forward of so many positions; the most of any layer."""
-        return max(self.read.get(positions) or [0])
+        return max((int(ids.unique().numel()) for ids in self.read.get(positions, [])), default=0)

@@ -1,4 +1,4 @@
-"""Attention by vLLM's CPU kernel over a paged KV cache: cpu_attention_with_kv_cache (vLLM 0.32, FP32, causal)."""
+"""Attention by vLLM's CPU kernel over a paged KV cache: cpu_attention_with_kv_cache (vLLM 0.32, causal)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import cycle
 import torch
 from vllm import _custom_ops as ops
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness
+from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness, places
 from pytest_nfp.cases import Case
 
 PAGE = 128
@@ -26,9 +26,13 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     if not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
         raise Unsupported("this vLLM has no cpu_attention_with_kv_cache: it is not a CPU build")
     heads, kv_heads, dim, batch = attention.heads, attention.kv_heads, attention.head_dim, case.batch
-    generator = torch.Generator().manual_seed(seed)
+    dtype, generator = places.dtype_of(case), places.generator_of(case, seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype)
+
     pages = -(-(context + MAX_POSITIONS) // PAGE)
-    bank_bytes = 2 * 4 * batch * context * kv_heads * dim
+    bank_bytes = 2 * dtype.itemsize * batch * context * kv_heads * dim
     count = banks_needed(bank_bytes, cache_bytes)
     table = torch.arange(batch * pages, dtype=torch.int32).view(batch, pages)
     # A page of every request is as long as it was measured with: its tokens lie in the order of their slots.
@@ -36,8 +40,8 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     banks: list[tuple[torch.Tensor, ...]] = []
     first: tuple[torch.Tensor, ...] = ()
     for _ in range(count):
-        keys, values = (torch.randn(batch * pages * PAGE, kv_heads, dim, generator=generator) for _ in range(2))
-        cache = tuple(torch.zeros(batch * pages, kv_heads, PAGE, dim) for _ in range(2))
+        keys, values = (drawn(batch * pages * PAGE, kv_heads, dim) for _ in range(2))
+        cache = tuple(torch.zeros(batch * pages, kv_heads, PAGE, dim, dtype=dtype) for _ in range(2))
         ops.cpu_attn_reshape_and_cache(keys, values, *cache, slots, ISA)
         banks.append(cache)
         # The check needs the first bank as it was, in the order of its tokens.
@@ -46,7 +50,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     def build(positions: int) -> tuple[Forward, torch.Tensor, torch.Tensor]:
         if positions > MAX_POSITIONS:
             raise Unsupported(f"the KV cache was made for {MAX_POSITIONS} new positions, not {positions}")
-        q = torch.randn(batch * positions, heads, dim, generator=generator)
+        q = drawn(batch * positions, heads, dim)
         out = torch.empty_like(q)
         starts = torch.arange(0, batch * positions + 1, positions, dtype=torch.int32)
         lengths = torch.full((batch,), context + positions, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""MoE experts by vLLM's CPU kernel: cpu_fused_moe on weights that it packs itself (vLLM 0.32, SwiGLU, FP32)."""
+"""MoE experts by vLLM's CPU kernel: cpu_fused_moe on weights that it packs itself (vLLM 0.32, SwiGLU)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import cycle
 import torch
 from vllm import _custom_ops as ops
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, correctness
+from pytest_nfp.backends import Forward, Prepared, Unsupported, correctness, places
 from pytest_nfp.backends.routes import expert_banks, expert_ids, prepared, starts
 from pytest_nfp.cases import Case
 
@@ -16,7 +16,7 @@ ISA = "vec"
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
-    """X [b*N, d], w13 [E, 2f, d], w2 [E, d, f] in FP32. The first expert moves on with every forward.
+    """X [b*N, d], w13 [E, 2f, d], w2 [E, d, f] in the case's dtype. The first expert moves on with every forward.
 
     Raises Unsupported where this vLLM is not a CPU build.
     """
@@ -24,13 +24,17 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     assert moe is not None and top_k is not None
     if not hasattr(torch.ops._C, "cpu_fused_moe"):
         raise Unsupported("this vLLM has no cpu_fused_moe: it is not a CPU build")
-    generator = torch.Generator().manual_seed(seed)
-    expert_bytes = 4 * 3 * hidden * moe.width
+    dtype, generator = places.dtype_of(case), places.generator_of(case, seed)
+    expert_bytes = dtype.itemsize * 3 * hidden * moe.width
     count = expert_banks(case, expert_bytes, cache_bytes)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype)
+
     plain = [
         (
-            torch.randn(moe.experts, 2 * moe.width, hidden, generator=generator) / hidden**0.5,
-            torch.randn(moe.experts, hidden, moe.width, generator=generator) / moe.width**0.5,
+            drawn(moe.experts, 2 * moe.width, hidden) / hidden**0.5,
+            drawn(moe.experts, hidden, moe.width) / moe.width**0.5,
         )
         for _ in range(count)
     ]
@@ -42,9 +46,9 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     def build(positions: int) -> tuple[Forward, torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """The forward, where it writes, and its input, first expert ids and their weights."""
         tokens = case.batch * positions
-        x = torch.randn(tokens, hidden, generator=generator)
+        x = drawn(tokens, hidden)
         weights = torch.full((tokens, top_k), 1 / top_k)
-        out = torch.empty(tokens, hidden)
+        out = torch.empty(tokens, hidden, dtype=dtype)
         ids = [expert_ids(case, positions, start, seed).to(torch.int32) for start in starts(case, positions)]
         turn = cycle([(w13, w2, route) for w13, w2 in banks for route in ids])
 

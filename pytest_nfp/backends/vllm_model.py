@@ -14,6 +14,7 @@ import random
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import count, cycle
 from pathlib import Path
 from statistics import median
@@ -23,30 +24,35 @@ import torch
 
 from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, hf_config, memory, quiet
 from pytest_nfp.backends.routes import expert_ids, starts
-from pytest_nfp.cases import Case
+from pytest_nfp.cases import DRAFTS, Case
 
 MAX_POSITIONS = 1024
 STRATEGY = "pytest-nfp"
 KV_BYTES = 2 * 2**30
-DRAFTS = "drafts"
-"""The variant that verifies drafts."""
+SIMULATED = "VLLM_MOE_ROUTING_SIMULATION_STRATEGY"
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "2"}
 """One process, so that the runner can be watched; a cache of 2 GiB."""
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     """Raises Unsupported for an architecture that vLLM does not register, and a model that does not fit; ImportError."""
-    subject, context = case.subject, case.context
-    assert context is not None
-    weights = hf_config.weight_bytes(subject, case.dtype)
-    kv = hf_config.cache_bytes(subject, case.dtype, context, case.batch)
-    memory.require(case, weights + KV_BYTES, f"{subject.name} in vLLM")
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    memory.require(case, KV_BYTES)
+    wanted = dict(ENVIRONMENT)
     routing = None
-    if subject.moe is not None:
+    if case.subject.moe is not None:
         routing = _register(case, seed)
-    engine = _Engine(case, seed)
+        wanted[SIMULATED] = STRATEGY
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        engine = _Engine(case, seed)
+    except BaseException:
+        _restore(before)
+        raise
+
+    def close() -> None:
+        engine.close()
+        _restore(before)
 
     def forward(positions: int) -> Forward:
         def run() -> float:
@@ -59,16 +65,26 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
 
     return Prepared(
         forward,
-        weights + kv,
-        weights + kv,
+        case.bytes_read,
+        # Attention, head and KV cache are read again in the next forward, whatever experts it takes.
+        case.bytes_read,
         f"vllm.{engine.architecture}" + (f"[{DRAFTS}]" if case.kernel == DRAFTS else ""),
         1,
         proof=lambda: dict(engine.proofs),
         steps=lambda: {n: median(us) for n, us in engine.steps.items()},
         own_timer=True,
         active=None if routing is None else routing.active,
-        close=engine.close,
+        close=close,
     )
+
+
+def _restore(before: Mapping[str, str | None]) -> None:
+    """The environment as it was: another engine of this process is none of ours."""
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 class _Forward(NamedTuple):
@@ -91,7 +107,7 @@ class _Engine:
     """One engine with the prefixes of its requests in the cache."""
 
     def __init__(self, case: Case, seed: int) -> None:
-        from vllm import LLM, SamplingParams
+        from vllm import LLM
 
         self._case, self._random, self._numbers = case, random.Random(seed), count()  # noqa: S311  # tokens, not secrets
         assert case.context is not None
@@ -119,6 +135,19 @@ class _Engine:
                 # The reason comes after the name of vLLM's own record.
                 raise Unsupported(f"vLLM can't run this model: {' '.join(str(error).split())[:300]}") from error
         self._engine = self._llm.llm_engine
+        self._runner: Any = None
+        self._core: Any = None
+        try:
+            self._begin(case)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, case: Case) -> None:
+        """Watch the runner, and put the prefixes into the cache."""
+        from vllm import SamplingParams
+
+        assert case.context is not None
         self._runner = self._find_runner()
         self.architecture = hf_config.config_of(case.subject, case.dtype)["architectures"][0]
         self._vocabulary = case.subject.vocabulary or 1024
@@ -206,7 +235,7 @@ class _Routing:
 
     def __init__(self, case: Case, seed: int) -> None:
         self.case, self.seed = case, seed
-        self.read: dict[int, list[int]] = defaultdict(list)
+        self.read: dict[int, list[torch.Tensor]] = defaultdict(list)
         self.positions = 0
         self._routes: dict[int, cycle[torch.Tensor]] = {}
 
@@ -228,19 +257,22 @@ class _Routing:
             self._routes[tokens] = cycle([ids.to(where, kind).contiguous() for ids in made])
         ids = next(self._routes[tokens])
         if self.positions and tokens == self.case.batch * self.positions:
-            self.read[self.positions].append(int(ids.unique().numel()))
+            # Counted when it is asked for: here the clock runs.
+            self.read[self.positions].append(ids)
         return torch.full(ids.shape, 1 / top_k, dtype=torch.float32, device=hidden_states.device), ids
 
     def active(self, positions: int) -> int:
         """Experts that a layer read in the last forward of so many positions; the most of any layer."""
-        return max(self.read.get(positions) or [0])
+        return max((int(ids.unique().numel()) for ids in self.read.get(positions, [])), default=0)
 
 
 def _register(case: Case, seed: int) -> _Routing:
     """Raises Unsupported where this vLLM has no routing simulator."""
     try:
         from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import RoutingSimulator
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not missing.name.startswith("vllm."):
+            raise
         try:
             from vllm.model_executor.layers.fused_moe.routing_simulator import RoutingSimulator
         except ModuleNotFoundError as error:
@@ -249,5 +281,4 @@ def _register(case: Case, seed: int) -> _Routing:
             ) from error
     found = _Routing(case, seed)
     RoutingSimulator.register_strategy(STRATEGY, found)
-    os.environ["VLLM_MOE_ROUTING_SIMULATION_STRATEGY"] = STRATEGY
     return found

@@ -153,6 +153,27 @@ class Model(_Strict):
     device: Literal["gpu", "cpu"] = "gpu"
     source: str
 
+    def weights(self, experts: float | None = None) -> float:
+        """Weights that one forward of the whole model reads, `experts` of each layer's (None: all); 0 of what is not there.
+
+        The embedding, of which a forward reads a few rows, is not among them; the head is.
+        """
+        a, layers, hidden, moe = self.attention, self.layers or 0, self.hidden, self.moe
+        attention = hidden * a.head_dim * (2 * a.heads + 2 * a.kv_heads) if a is not None else 0
+        dense = self.dense.width * hidden * self.dense.matrices if self.dense is not None else 0
+        ffn: float = layers * dense
+        if moe is not None:
+            read = moe.experts if experts is None else experts
+            one = 3 * moe.width * hidden
+            ffn = moe.dense_layers * dense + (layers - moe.dense_layers) * (
+                (read + moe.shared_experts) * one + moe.experts * hidden
+            )
+        return layers * attention + ffn + (self.vocabulary or 0) * hidden
+
+    def cached(self, context: int, batch: int = 1) -> int:
+        """Elements of the KV cache that one forward reads over `context` tokens of each request."""
+        return (self.layers or 0) * batch * context * (self.attention.cached_width if self.attention is not None else 0)
+
 
 class Method(_Strict):
     """A parallel-decoding method. positions: N of one forward, None where its source states none.

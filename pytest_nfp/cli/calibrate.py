@@ -118,7 +118,13 @@ def _device(given: argparse.Namespace) -> int:
     if device is None:
         raise UnknownName(reason)
     with device_lock(device):
-        return _cpu(device) if gpu == "cpu" else _gpu(device, given)
+        if gpu != "cpu":
+            return _gpu(device, given)
+        if given.output or given.module or given.dtype:
+            raise UnknownName(
+                "a CPU's calibration is one file of the cache, of all its kernels in FP32: no --output, --module, --dtype"
+            )
+        return _cpu(device)
 
 
 def _cpu(device: Device) -> int:

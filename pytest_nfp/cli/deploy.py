@@ -17,6 +17,7 @@ from pytest_nfp.lookup import GPUS, future, lookup
 from pytest_nfp.parallel import on_rank, parse_parallel
 from pytest_nfp.principle import Prediction, active_experts
 from pytest_nfp.principle.boundary import bracketed
+from pytest_nfp.principle.routing import Replay
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 GROWTH = 0.005
@@ -38,7 +39,7 @@ def add(commands: Any) -> None:
     _add_workload(p)
     n = p.add_mutually_exclusive_group(required=True)
     n.add_argument("--positions", type=positive, help="N: positions that one forward processes")
-    n.add_argument("--method", help="a method of the catalog, whose N its source states; `list` prints them")
+    n.add_argument("--method", help="a method of the catalog, whose N its source states (nfp table --methods)")
     p.add_argument(
         "--accepted", type=float, help="tokens that one step commits on average, measured by you: at most the positions"
     )
@@ -68,6 +69,9 @@ def add(commands: Any) -> None:
         epilog="example: nfp table --gpu h200 --model llada-2.1-mini --backend vllm==0.24.0 --attention flash-attn==2.8.3",
     )
     _add_workload(p, is_required=False)
+    p.add_argument(
+        "--methods", action="store_true", help="the catalogue of methods, with the source of their positions"
+    )
     p.add_argument("--future", action="store_true", help="rho over GPU generations with the attention bound")
     p.add_argument(
         "--context", type=positive, action="append", default=[], help="repeatable (default: the model's grid)"
@@ -118,17 +122,14 @@ def _composed(given: argparse.Namespace, batch: int, context: int) -> compose.Co
     return compose.compose(model, workload, given.artifacts, given.recorded)
 
 
-def _kind(given: argparse.Namespace) -> str:
+def _kind(composed: compose.Composed) -> str:
     """What the numbers are: none of them is a measurement of the model."""
-    return "composed of recorded and predicted modules" if given.recorded else "predicted"
+    is_recorded = any(basis.startswith("recorded") for basis in composed.basis.values())
+    return "composed of recorded and predicted modules" if is_recorded else "predicted"
 
 
 def check(given: argparse.Namespace) -> int:
     """Print the answer. Raises UnknownName, RuleUnknown."""
-    if given.method == "list":
-        for m in catalog.methods():
-            print(f"{m.name:<16} {m.positions or 'not stated':>10}  {m.stated} ({m.source})")
-        return 0
     n, said = given.positions, ""
     if given.method:
         method = catalog.method(given.method)
@@ -144,11 +145,15 @@ def check(given: argparse.Namespace) -> int:
     composed = _composed(given, given.batch, given.context)
     predicted = composed.predict(given.tolerance, [n])
     low, high = predicted.boundary.n_max_interval
-    outcome = "near-free" if n <= low else "not near-free" if high is not None and n > high else "undecided"
     t1, t0, t = (composed.latency_us(m) for m in (1, composed.base, n))
+    outcome = "near-free" if n <= low else "not near-free" if high is not None and n > high else "undecided"
+    if n < composed.base:
+        # Below N0 experts are still being added: what such a forward is held to is one position.
+        limit, (few, many) = 1 + given.tolerance, composed.spread
+        outcome = "near-free" if t / t1 / few <= limit else "not near-free" if t / t1 / many > limit else "undecided"
     answer: dict[str, Any] = {
         "outcome": outcome,
-        "kind": _kind(given),
+        "kind": _kind(composed),
         "positions": n,
         "n_max": predicted.n_max,
         "n_max_interval": [low, high],
@@ -180,16 +185,18 @@ def _coverage(given: argparse.Namespace, positions: int) -> dict[str, Any]:
     if model.moe is None:
         return {}
     experts, top_k = model.moe.experts, given.top_k or model.moe.top_k
-    now, more = (
-        active_experts(routing(given.routing), n * given.batch, experts, top_k) for n in (positions, positions + 1)
-    )
+    rule = routing(given.routing)
+    now = active_experts(rule, positions * given.batch, experts, top_k)
+    if isinstance(rule, Replay) and (positions + 1) * given.batch > len(rule.tokens):
+        return {"active_experts": round(now, 1), "coverage": "not known past the trace"}
+    more = active_experts(rule, (positions + 1) * given.batch, experts, top_k)
     coverage = "growing" if more > now * (1 + GROWTH) else "saturated"
     return {"active_experts": round(now, 1), "coverage": coverage}
 
 
 def _print_check(given: argparse.Namespace, a: dict[str, Any], predicted: Prediction, said: str) -> None:
     n = a["positions"]
-    print(f"{given.model} on {catalog.gpu(given.gpu).title}, b={given.batch}, L={given.context}: {_kind(given)}")
+    print(f"{given.model} on {catalog.gpu(given.gpu).title}, b={given.batch}, L={given.context}: {a['kind']}")
     print(f"  {n} positions{said}: {a['outcome']}")
     interval = bracketed(predicted.boundary.n_max_interval)
     print(f"  N_max {a['n_max']}, interval {interval}, headroom {a['headroom']}, limited by {a['limiting']}")
@@ -213,10 +220,12 @@ def cost_table(given: argparse.Namespace) -> int:
     """Print T(N, b). Raises UnknownName, RuleUnknown."""
     rows: list[dict[str, Any]] = []
     missing: tuple[str, ...] = ()
+    kinds: list[str] = []
     for batch in given.batch or BATCHES:
         composed = _composed(given, batch, given.context)
         low, high = composed.latency_spread
         missing = composed.missing
+        kinds.append(_kind(composed))
         for n in given.positions or POSITIONS:
             t = composed.latency_us(n)
             rows.append(
@@ -231,7 +240,7 @@ def cost_table(given: argparse.Namespace) -> int:
         print(f"  batch {batch} done", file=sys.stderr)
     head = {
         "schema": 1,
-        "kind": _kind(given),
+        "kind": max(kinds, key=len),
         "gpu": catalog.gpu(given.gpu).name,
         "model": given.model,
         "backend": given.backend,
@@ -239,6 +248,8 @@ def cost_table(given: argparse.Namespace) -> int:
         "dtype": given.dtype,
         "context": given.context,
         "routing": given.routing,
+        "top_k": given.top_k,
+        "parallel": given.parallel,
         "missing": list(missing),
     }
     print(json.dumps(head | {"points": rows}, indent=1))
@@ -249,6 +260,12 @@ def table(given: argparse.Namespace) -> int:
     """Print a table. Raises UnknownName, RuleUnknown."""
     if given.model:
         return _grid(given)
+    if given.methods:
+        for m in catalog.methods():
+            print(f"{m.name:<16} {m.positions or 'not stated':>10}  {m.stated} ({m.source})")
+        return 0
+    if given.recorded or given.batch or given.context:
+        raise UnknownName("--recorded, --batch and --context belong to the grid of a model: give --model")
     rows = future() if given.future else lookup([given.gpu] if given.gpu else GPUS)
     if given.json:
         print(json.dumps(rows, indent=1))
@@ -276,9 +293,12 @@ def _grid(given: argparse.Namespace) -> int:
     contexts = given.context or list(catalog.model(given.model).context)
     batches = given.batch or BATCHES
     cells: list[dict[str, Any]] = []
+    kind = "predicted"
     for context in contexts:
         for batch in batches:
-            predicted = _composed(given, batch, context).predict(given.tolerance)
+            composed = _composed(given, batch, context)
+            kind = max(kind, _kind(composed), key=len)
+            predicted = composed.predict(given.tolerance)
             cells.append(
                 {
                     "context": context,
@@ -289,9 +309,9 @@ def _grid(given: argparse.Namespace) -> int:
                 }
             )
     if given.json:
-        print(json.dumps({"kind": _kind(given), "gpu": given.gpu, "model": given.model, "cells": cells}, indent=1))
+        print(json.dumps({"kind": kind, "gpu": given.gpu, "model": given.model, "cells": cells}, indent=1))
         return 0
-    print(f"{given.model} on {catalog.gpu(given.gpu).title}: {_kind(given)} N_max and the part that limits it")
+    print(f"{given.model} on {catalog.gpu(given.gpu).title}: {kind} N_max and the part that limits it")
     said = {(c["context"], c["batch"]): f"{c['n_max']} {c['limiting']}" for c in cells}
     width = max(len(text) for text in said.values()) + 2
     print("  " + "L \\ b".ljust(8) + "".join(str(b).ljust(width) for b in batches).rstrip())

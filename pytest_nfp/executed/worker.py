@@ -245,6 +245,10 @@ def attention(q: dict[str, Any], counted: dict[str, int]) -> dict[str, Any]:
     """VLLM's unified_attention of one request over a paged cache, at every N."""
     import torch
     import vllm
+    from vllm.triton_utils import HAS_TRITON
+
+    if not HAS_TRITON:
+        return {"reason": f"vLLM {vllm.__version__} does without Triton here"}
     from vllm.v1.attention.ops.triton_unified_attention import unified_attention
 
     generator = torch.Generator().manual_seed(SEED)

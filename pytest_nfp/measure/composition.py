@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from pytest_nfp import compose
-from pytest_nfp.backends import Unsupported, prepare
-from pytest_nfp.cases import Backend, Case
+from pytest_nfp.backends import REFUSALS, Unsupported, prepare
+from pytest_nfp.cases import DRAFTS, Backend, Case
 from pytest_nfp.compose import Part
 from pytest_nfp.devices import Device
 from pytest_nfp.measure.curve import Curve
@@ -24,8 +24,6 @@ from pytest_nfp.principle import Boundary, Point, find_boundary
 
 CPU_KERNELS = {"dense": "matmul", "moe": "grouped_mm", "attention": "sdpa"}
 """What transformers' modules run on a CPU."""
-DRAFTS = "drafts"
-"""The variant of vLLM's engine that verifies drafts: it has logits for all of them."""
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
@@ -71,9 +69,8 @@ def measure(
     """Measure the parts at the N of the model's curve. Raises NotComposed."""
     base = curve.baseline_positions
     own = {p.positions: p for p in curve.points}
-    grid = sorted(
-        {base, *(n for n in GRID if n in own and n >= base), *(n for n in own if n >= base and n % base == 0)}
-    )
+    more = [n for n in own if base > 1 and n % base == 0]
+    grid = sorted({base, *more, *(n for n in GRID if n in own and n >= base)})
     times: dict[str, dict[int, float]] = {}
     found = parts_of(case)
     for part in found:
@@ -90,7 +87,8 @@ def measure(
     composed = find_boundary(points, tolerance, base)
     after = next((n for n in grid if n > composed.n_max), grid[-1])
     limiting = max(times, key=lambda name: times[name][after] - times[name][base])
-    measured = find_boundary(curve.points, tolerance, base).n_max_interval
+    of_model = curve.boundary(tolerance)
+    measured = of_model.n_max_interval if of_model is not None else (base, None)
     error = median(abs(p.latency_us / own[p.positions].latency_us - 1) for p in points)
     return Composition(
         times, rest, points, composed, steps_apart(composed.n_max_interval, measured, grid), error, limiting
@@ -108,8 +106,11 @@ def steps_apart(a: tuple[int, int | None], b: tuple[int, int | None], grid: Sequ
 def _times(part: Part, grid: Sequence[int], base: int, device: Device, seed: int) -> dict[int, float]:
     try:
         prepared = prepare(part.case, seed, device.cache_bytes)
-    except Unsupported as reason:
+        wrong = prepared.check(base) if prepared.check is not None else ""
+    except (Unsupported, *REFUSALS) as reason:
         raise NotComposed(f"its {part.name} can't be measured alone: {reason}") from reason
+    if wrong:
+        raise NotComposed(f"its {part.name} computes something else alone: {wrong}")
     found = sweep(
         prepared.forward,
         grid,
@@ -120,6 +121,8 @@ def _times(part: Part, grid: Sequence[int], base: int, device: Device, seed: int
         turns=prepared.turns,
         bytes_rotated=prepared.bytes_rotated,
     )
+    if found.invalid:
+        raise NotComposed(f"its {part.name} alone is not to be trusted: {found.invalid[0]}")
     times = {p.positions: part.count * p.latency_us for p in found.points}
     if base not in times:
         raise NotComposed(f"its {part.name} can't be measured alone: {found.unsupported.get(base, 'no time at N0')}")

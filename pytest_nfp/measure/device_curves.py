@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-from pytest_nfp.backends import Unsupported, prepare
+from pytest_nfp.backends import REFUSALS, Unsupported, prepare
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.catalog import Model, Moe
 from pytest_nfp.devices import Device
@@ -74,35 +74,42 @@ def measured(
     curves = []
     for i, case in enumerate(cases, 1):
         name = f"{case.backend} {case.subject.name}"
-        try:
-            prepared = prepare(case, seed, device.cache_bytes)
-        except Unsupported as reason:
-            say(f"left out: {name}: {reason}")
-            continue
-        base = case.baseline_positions
-        if prepared.check is not None and (wrong := prepared.check(base)):
-            say(f"left out: {name}: {wrong}")
-            continue
         say(f"measuring {name} ({i} of {len(cases)})")
-        rows = sorted(GEMM_ROWS) if case.module == "dense" else TOKENS
-        curve = sweep(
-            prepared.forward,
-            [m for m in rows if m >= base],
-            device,
-            CALIBRATION,
-            baseline_positions=base,
-            seed=seed,
-            turns=prepared.turns,
-            bytes_rotated=prepared.bytes_rotated,
-        )
-        if curve.invalid:
-            say(f"left out: {name}: {'; '.join(curve.invalid)}")
-        elif curve.boundary(0.20) is None or len(curve.points) < MIN_POINTS:
-            refused = next(iter(curve.unsupported.values()), "no N was measured")
-            say(f"left out: {name}: {len(curve.points)} points are too few: {refused}")
-        else:
-            curves.append(_as_recorded(case, curve.points, device))
+        try:
+            curves.append(_curve(case, device, seed))
+        except (_LeftOut, Unsupported, *REFUSALS) as reason:
+            say(f"left out: {name}: {reason}")
+        # What a case held is gone with its frames: the next one may need the memory.
+        device.clean()
     return curves
+
+
+class _LeftOut(Exception):
+    """A case that gives no curve; the message says why."""
+
+
+def _curve(case: Case, device: Device, seed: int) -> RecordedCurve:
+    prepared = prepare(case, seed, device.cache_bytes)
+    base = case.baseline_positions
+    if prepared.check is not None and (wrong := prepared.check(base)):
+        raise _LeftOut(wrong)
+    rows = sorted(GEMM_ROWS) if case.module == "dense" else TOKENS
+    curve = sweep(
+        prepared.forward,
+        [m for m in rows if m >= base],
+        device,
+        CALIBRATION,
+        baseline_positions=base,
+        seed=seed,
+        turns=prepared.turns,
+        bytes_rotated=prepared.bytes_rotated,
+    )
+    if curve.invalid:
+        raise _LeftOut("; ".join(curve.invalid))
+    if curve.boundary(0.20) is None or len(curve.points) < MIN_POINTS:
+        refused = next(iter(curve.unsupported.values()), "no N was measured")
+        raise _LeftOut(f"{len(curve.points)} points are too few: {refused}")
+    return _as_recorded(case, curve.points, device)
 
 
 def _as_recorded(case: Case, points: tuple[Point, ...], device: Device) -> RecordedCurve:

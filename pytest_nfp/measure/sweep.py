@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
+from pytest_nfp.backends import REFUSALS
 from pytest_nfp.devices import Device, Forward
 from pytest_nfp.measure import trust
 from pytest_nfp.measure.curve import Curve, make_point
@@ -29,10 +30,6 @@ BASE_FORWARDS = 3
 """Forwards of a sample of N0 in an adaptive round."""
 PROFILED = 64
 """Up to this many N are profiled for the kernels that they run."""
-
-
-REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError, ImportError, OSError)
-"""What a framework raises where it can't run: memory, dimensions, an argument that a newer release has moved."""
 
 
 class Interrupted(KeyboardInterrupt):

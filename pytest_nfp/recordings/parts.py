@@ -44,6 +44,8 @@ def times(case: Case) -> RecordedTimes:
         raise NoRecording(f"experts under {case.routing} routing were not recorded at every count of tokens")
     found = library.read(case.gpu, case.backend.framework, case.backend.release, case.module, case.dtype)
     moe = case.subject.moe
+    if moe is not None and case.module == "moe" and moe.expert_parallel > 1:
+        raise NoRecording("experts that are spread over ranks were recorded with other routing")
     for c in found.curves:
         if case.gemm is not None:
             is_mine = (c.width, c.hidden) == case.gemm
@@ -96,20 +98,21 @@ def _generation(
     for mine, table_release, path in aiconfigurator.tables(gpu, ["attention"]):
         if (mine, table_release) != (framework, release) or path.name != "generation_attention_perf.parquet":
             continue
-        rows = parquet.read_table(
-            path,
-            columns=["step", "latency"],
-            filters=[
-                ("batch_size", "==", batch),
-                ("num_heads", "==", heads),
-                # A table writes 0 KV heads for as many as there are query heads.
-                ("num_key_value_heads", "in", [kv_heads, *([0] if kv_heads == heads else [])]),
-                ("head_dim", "==", head_dim),
-                ("kv_cache_dtype", "==", "bfloat16"),
-                ("window_size", "==", 0),
-                ("isl", "==", 1),
-            ],
-        ).to_pylist()
+        columns = parquet.read_schema(path).names
+        wanted: list[tuple[str, str, object]] = [
+            ("batch_size", "==", batch),
+            ("num_heads", "==", heads),
+            # A table writes 0 KV heads for as many as there are query heads.
+            ("num_key_value_heads", "in", [kv_heads, *([0] if kv_heads == heads else [])]),
+            ("head_dim", "==", head_dim),
+            ("kv_cache_dtype", "==", "bfloat16"),
+            ("isl", "==", 1),
+        ]
+        if missing := [name for name in ("step", "latency", *(f[0] for f in wanted)) if name not in columns]:
+            raise NoRecording(f"{path.name} has no column {', '.join(missing)}: it is not read")
+        # Older tables know no sliding windows.
+        wanted += [("window_size", "==", 0)] if "window_size" in columns else []
+        rows = parquet.read_table(path, columns=["step", "latency"], filters=wanted).to_pylist()
         found: dict[int, float] = {}
         for row in rows:
             us = row["latency"] * 1e3

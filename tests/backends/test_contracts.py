@@ -97,7 +97,7 @@ CALLS = [
         ),
     ),
     Call("flashinfer-python", r"flashinfer/prefill\.py$", f"{WRAPPER}.run", 2),
-    Call("flashinfer-python", r"flashinfer/decode\.py$", f"{DECODE}.__init__", 2),
+    Call("flashinfer-python", r"flashinfer/decode\.py$", f"{DECODE}.__init__", 2, ("use_tensor_cores",)),
     Call("flashinfer-python", r"flashinfer/decode\.py$", f"{DECODE}.plan", 7, ("q_data_type", "kv_data_type")),
     Call("flashinfer-python", r"flashinfer/decode\.py$", f"{DECODE}.run", 2),
     Call("flashinfer-python", r"flashinfer/mla\.py$", f"{MLA}.__init__", 1, ("backend",)),

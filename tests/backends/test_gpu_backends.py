@@ -153,8 +153,9 @@ class Wrapper:
 class DecodeWrapper:
     """FlashInfer's decode wrapper: one position a request."""
 
-    def __init__(self, workspace: torch.Tensor, layout: str) -> None:
+    def __init__(self, workspace: torch.Tensor, layout: str, use_tensor_cores: bool) -> None:
         assert layout == "NHD"
+        assert use_tensor_cores
 
     def plan(
         self,

@@ -28,6 +28,7 @@ def attention(heads, kv_heads, batch):
     return Case("cpu", vllm, "attention", model, "fp32", batch=batch, context=200)
 cases = {r: replace(moe, routing=r) for r in ("balanced", "skewed", "uniform")}
 cases |= {"batch": replace(moe, batch=3), "MHA": attention(4, 4, 1), "GQA": attention(8, 2, 2)}
+cases["BF16 experts"], cases["BF16 GQA"] = (replace(cases[n], dtype="bf16") for n in ("balanced", "GQA"))
 cases["GEMM"] = Case("cpu", vllm, "dense", experts, "fp32", gemm=(96, 128))
 found = {}
 for name, case in cases.items():
@@ -55,7 +56,8 @@ def test_vllms_cpu_kernels_are_right() -> None:
     found = json.loads(line.removeprefix("CHECKED"))
     assert "off an FP64 reference" in found.pop("bent")[0]
     assert found == {
-        name: ["", "", "", ""] for name in ("balanced", "skewed", "uniform", "batch", "MHA", "GQA", "GEMM")
+        name: ["", "", "", ""]
+        for name in ("balanced", "skewed", "uniform", "batch", "MHA", "GQA", "BF16 experts", "BF16 GQA", "GEMM")
     }
 
 

@@ -118,3 +118,19 @@ def test_steps_between_intervals_are_symmetric_and_none_where_they_overlap(
     assert composition.steps_apart((3, 3), (4, 5), GRID) == 1
     assert composition.steps_apart((1, 2), (4, 5), GRID) == 2
     assert composition.steps_apart((1, None), (64, 64), GRID) == 0
+
+
+@pytest.mark.parametrize(("wrong", "trouble", "reason"), [
+    ("N=1 is 1e-1 off", {}, "its q computes something else alone: N=1 is 1e-1 off"),
+    ("", {"others": (4711,)}, "its q alone is not to be trusted: .*4711"),
+])  # fmt: skip
+def test_parts_are_trusted_as_models_are(
+    monkeypatch: pytest.MonkeyPatch, machine: Simulated, wrong: str, trouble: dict[str, object], reason: str
+) -> None:
+    """A wrong result, and another process on the device."""
+    curve = model_curve(DENSE, machine, lambda n: 0.0)
+    machine.reading = trouble
+    one = Prepared(lambda n: lambda: 1.0 * n, 1, 100, "k", 1, lambda n: wrong)
+    monkeypatch.setattr("pytest_nfp.measure.composition.prepare", lambda case, seed, cache_bytes: one)
+    with pytest.raises(composition.NotComposed, match=reason):
+        composition.measure(DENSE, curve, machine.device(), 0.2, 0, lambda text: None)

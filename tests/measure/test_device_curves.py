@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -138,6 +139,7 @@ def test_the_command_writes_a_calibration_that_is_used_before_the_catalogs(
     monkeypatch.setattr("pytest_nfp.devices.find_device", lambda gpu: (machine.device, ""))
     monkeypatch.setattr(device_curves, "installed", lambda: {"vllm": "0.33.0"})
     assert "carried over" in calibrated.figures("h20", "vllm", "gemm", "bf16").basis
+    assert "recorded curves of vllm on h200" in calibrated.figures("h200", "vllm", "gemm", "bf16").basis
     assert cli.main(["calibrate", "--from", "device", "--gpu", "h20"]) == 0
     said = capsys.readouterr()
     assert "h20 torch gemm bf16: 14 curves of 14 shapes, T error" in said.out
@@ -148,6 +150,32 @@ def test_the_command_writes_a_calibration_that_is_used_before_the_catalogs(
     found = calibrated.figures("h20", "vllm", "gemm", "bf16")
     assert "calibrated on 14 measured curves of torch on this machine's NVIDIA H20, driver 570.1" in found.basis
     assert found.is_proven
+    # Where the catalog has one, the machine's own stands before it.
+    text = own.read_text(encoding="utf-8").replace("gpu: h20", "gpu: h200")
+    own.write_text(text, encoding="utf-8")
+    (own.parent / "residuals" / "h20-torch-gemm-bf16.json").rename(
+        own.parent / "residuals" / "h200-torch-gemm-bf16.json"
+    )
+    forget()
+    assert "measured curves of torch" in calibrated.figures("h200", "vllm", "gemm", "bf16").basis
+
+
+def test_a_kernel_that_breaks_in_its_check_costs_its_case_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Python raises of a moved argument is the reason; the memory is given back after every case."""
+    machine = Machine(monkeypatch)
+    cleaned: list[int] = []
+    device = replace(machine.device, clean=lambda: cleaned.append(1))
+
+    def check(n: int) -> str:
+        raise TypeError("fused_experts() missing 1 required positional argument")
+
+    one = Prepared(lambda n: lambda: 1.0, 1, 200, "k", 1, check)
+    monkeypatch.setattr("pytest_nfp.measure.device_curves.prepare", lambda case, seed, cache_bytes: one)
+    said: list[str] = []
+    cases = device_curves.calibration_cases(device, {})[:2]
+    assert device_curves.measured(cases, device, say=said.append) == []
+    assert len(cleaned) == 2
+    assert "left out: torch==2.13.0 gemm-6144x6144: fused_experts() missing 1 required" in said[1]
 
 
 def test_nothing_measured_writes_nothing(
@@ -169,6 +197,7 @@ def test_nothing_measured_writes_nothing(
     [
         (["--gpu", "h20", "--gpu", "h200"], "one device is calibrated at a time"),
         (["--gpu", "h20", "--dtype", "fp8"], "a device run measures bf16, not fp8"),
+        (["--gpu", "cpu", "--output", "c.yaml"], "a CPU's calibration is one file of the cache"),
     ],
 )
 def test_what_a_device_run_can_not_do_is_said(

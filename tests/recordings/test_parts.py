@@ -96,3 +96,17 @@ def test_attention_has_no_times_over_positions() -> None:
     """Its tables hold one position."""
     with pytest.raises(NoRecording, match="attention is recorded at one position alone"):
         parts.times(ATTENTION)
+
+
+def test_an_older_table_without_windows_is_read_and_one_without_heads_is_named(tables: Path) -> None:
+    """A100's tables have no column window_size; without the heads nothing can be chosen."""
+    old = [{k: v for k, v in decode(step, 0.01).items() if k != "window_size"} for step in (1, 2048)]
+    write_decode(tables, old)
+    assert parts.attention_at_one(ATTENTION, "vllm", "9.0").latency_us == pytest.approx(10.0)
+    parts._generation.cache_clear()
+    path = tables / "h200_sxm" / "attention" / "vllm" / "9.0" / "generation_attention_perf.parquet"
+    parquet.write_table(
+        pyarrow.Table.from_pylist([{k: v for k, v in row.items() if k != "num_heads"} for row in old]), path
+    )
+    with pytest.raises(NoRecording, match="has no column num_heads"):
+        parts.attention_at_one(ATTENTION, "vllm", "9.0")

@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+from packaging.version import Version
 
 from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, hf_config, memory, quiet
 from pytest_nfp.backends.routes import expert_ids, starts
@@ -78,6 +79,28 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     )
 
 
+class NoDrafts:
+    """A proposer that proposes nothing: the drafts that are verified are put in by hand."""
+
+    def __init__(self, config: Any) -> None:
+        """As vLLM makes a proposer of the user's."""
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """It has none."""
+
+    def propose(self, sampled: list[list[int]], *_: Any, **__: Any) -> list[list[int]]:
+        """No draft for any request."""
+        return [[] for _ in sampled]
+
+
+def _speculation(case: Case) -> dict[str, Any]:
+    """How drafts are allowed: by a proposer of our own, or before 0.22 by n-grams, which random tokens do not repeat."""
+    most = {"num_speculative_tokens": MAX_POSITIONS - 1}
+    if Version(case.backend.release) >= Version("0.22"):
+        return {"method": "custom_class", "model": f"{__name__}.{NoDrafts.__name__}", **most}
+    return {"method": "ngram", "prompt_lookup_max": 4, **most}
+
+
 def _restore(before: Mapping[str, str | None]) -> None:
     """The environment as it was: another engine of this process is none of ours."""
     for name, value in before.items():
@@ -112,8 +135,6 @@ class _Engine:
         self._case, self._random, self._numbers = case, random.Random(seed), count()  # noqa: S311  # tokens, not secrets
         assert case.context is not None
         most = case.batch * max(case.context + 1, MAX_POSITIONS)
-        # Drafts are put in by hand: what the n-gram proposer finds in random tokens is nothing.
-        speculation = {"method": "ngram", "num_speculative_tokens": MAX_POSITIONS - 1, "prompt_lookup_max": 4}
         with tempfile.TemporaryDirectory(prefix="pytest-nfp-") as folder:
             try:
                 self._llm: Any = LLM(
@@ -129,7 +150,7 @@ class _Engine:
                     async_scheduling=False,
                     disable_log_stats=True,
                     seed=seed,
-                    speculative_config=speculation if case.kernel == DRAFTS else None,
+                    speculative_config=_speculation(case) if case.kernel == DRAFTS else None,
                 )
             except ValueError as error:
                 # The reason comes after the name of vLLM's own record.

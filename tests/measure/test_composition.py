@@ -127,10 +127,10 @@ def test_steps_between_intervals_are_symmetric_and_none_where_they_overlap(
 def test_parts_are_trusted_as_models_are(
     monkeypatch: pytest.MonkeyPatch, machine: Simulated, wrong: str, trouble: dict[str, object], reason: str
 ) -> None:
-    """A wrong result, and another process on the device."""
+    """A wrong result, and another process on the device: but for a part so small that its noise moves nothing."""
     curve = model_curve(DENSE, machine, lambda n: 0.0)
     machine.reading = trouble
-    one = Prepared(lambda n: lambda: 1.0 * n, 1, 100, "k", 1, lambda n: wrong)
+    one = Prepared(lambda n: lambda: 5000.0 * n, 1, 100, "k", 1, lambda n: wrong)
     monkeypatch.setattr("pytest_nfp.measure.composition.prepare", lambda case, seed, cache_bytes: one)
     with pytest.raises(composition.NotComposed, match=reason):
         composition.measure(DENSE, curve, machine.device(), 0.2, 0, lambda text: None)

@@ -57,6 +57,8 @@ from pytest_nfp.verdict import (
 
 CPU_MODELS = ("qwen3-8b", "llada-2.1-mini")
 """What suites/models runs on a CPU unless it is told: a dense model and one with experts."""
+GRAPH_TIMER = "cuda-graph"
+"""The timer that captures each forward and times its replay."""
 ENGINE_TIMER = "engine-forward"
 """The clock of an engine's own step: the forward inside it."""
 GRID = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -594,6 +596,9 @@ class Session:
                     curve = replace(curve, settings=settings)
                 except REFUSALS as error:
                     self.say(f"{case.key}: the selector gives no configuration: {error}")
+            if case.gpu != "cpu":
+                mode = "graph" if device.timer == GRAPH_TIMER else "eager"
+                curve = replace(curve, modes={p.positions: mode for p in curve.points})
             curve = _proven(case, curve, prepared)
             return _claimed(case, curve), Verdict("PASS")
         if mode == "device":

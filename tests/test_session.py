@@ -350,6 +350,7 @@ def test_kernels_without_a_rule_are_measured_where_a_device_is_and_asked_nothing
     assert verdict.outcome == "UNDECIDED"
     assert "vllm's attention kernels on a GPU publish no tile rule" in verdict.reasons[-1]
     assert s.cases[case.id].n_max == 16
+    assert set(s.cases[case.id].modes.values()) == {"eager"}
 
 
 def test_variants_of_a_kernel_are_measured_where_a_device_is(monkeypatch: pytest.MonkeyPatch) -> None:

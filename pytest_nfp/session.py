@@ -597,8 +597,8 @@ class Session:
                 except REFUSALS as error:
                     self.say(f"{case.key}: the selector gives no configuration: {error}")
             if case.gpu != "cpu":
-                mode = "graph" if device.timer == GRAPH_TIMER else "eager"
-                curve = replace(curve, modes={p.positions: mode for p in curve.points})
+                graph_mode = "graph" if device.timer == GRAPH_TIMER else "eager"
+                curve = replace(curve, modes={p.positions: graph_mode for p in curve.points})
             curve = _proven(case, curve, prepared)
             return _claimed(case, curve), Verdict("PASS")
         if mode == "device":

@@ -40,8 +40,7 @@ test: .venv/.dev lint
 
 test-vllm: .venv/.dev .venv-vllm/.installed
 	NFP_VLLM_PYTHON=$(abspath .venv-vllm/bin/python) $(BIN)/python -m pytest tests -q -m vllm
-	.venv-vllm/bin/python -m pytest suites --nfp-gpu=cpu --nfp-backend=vllm --nfp-backend=transformers \
-	  --nfp-protocol=quick -q
+	.venv-vllm/bin/python -m pytest suites --nfp-gpu=cpu --nfp-backend=vllm --nfp-protocol=quick -q
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

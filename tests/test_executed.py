@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pytest_nfp import executed
 from pytest_nfp.principle import moe_work
+from tests.granularity.test_live import live_python
 
 SETTING = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32}
 
@@ -85,3 +86,16 @@ def test_no_interpreter_and_no_framework_are_reasons(tmp_path: Path) -> None:
         executed.experts([1], 8, 2, 64, 64)
     with pytest.raises(executed.NotExecuted, match="No module named 'triton'"):
         executed.experts([1], 8, 2, 64, 64, framework="sglang")
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("framework", ["vllm", "sglang"])
+def test_both_frameworks_kernels_run_where_they_are_installed(framework: Literal["vllm", "sglang"]) -> None:
+    """Not skipped for a module that is missing: the interpreter that has them runs both, product by product as predicted."""
+    python, release = live_python()
+    if not release:
+        pytest.skip("vLLM is not installed: name an interpreter that has it in NFP_VLLM_PYTHON")
+    found = executed.experts([1, 17], 8, 2, 64, 64, "skewed", SETTING | {"GROUP_SIZE_M": 1}, python, framework)
+    assert found.flops == {
+        n: executed.predicted_experts_flops("skewed", n, 8, 2, 64, 64, found.settings[n]) for n in (1, 17)
+    }

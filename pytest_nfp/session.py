@@ -467,19 +467,12 @@ class Session:
 
     def _floor_us(self, case: Case) -> float | None:
         """Microseconds that reading the weights and the KV cache takes at the device's bandwidth; None where it is unknown."""
-        if case.gpu != "cpu":
-            return case.bytes_read / catalog.gpu(case.gpu).bandwidth * 1e6
-        from pytest_nfp.measure.calibrate import load_or_calibrate
-
-        device, _ = self.device("cpu")
-        if device is None:
-            return None
         try:
-            known = load_or_calibrate(device, artifacts.cache_folder("calibrations"), self.settings.seed, self.say)
-        except (*REFUSALS, backends.Unsupported) as error:
+            at = self.figures(case, None).bandwidth if case.gpu == "cpu" else catalog.gpu(case.gpu).bandwidth
+        except (RuleUnknown, *REFUSALS, backends.Unsupported) as error:
             self.say(f"{case.key}: the machine's bandwidth is not known: {error}")
             return None
-        return case.bytes_read / known.kernels["onednn-packed"].bandwidth * 1e6
+        return case.bytes_read / at * 1e6
 
     def _note_interrupted(
         self, case: Case, predicted: Predicted | None, granularity: Granularity | None, interrupted: Interrupted

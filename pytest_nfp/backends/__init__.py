@@ -29,6 +29,10 @@ OLDEST = {"vllm": "0.9.1", "sglang": "0.5.9", "flash-attn": "2.5.9", "flashinfer
 """The oldest release of a framework whose calls are known on a GPU."""
 
 
+MAX_POSITIONS = 1024
+"""New positions of a request that a KV cache is made for, beside its context."""
+
+
 REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError, ImportError, OSError)
 """What a framework raises where it can't run: memory, dimensions, an argument that a newer release has moved."""
 
@@ -114,6 +118,12 @@ def _not_importable(framework: str, error: ImportError) -> Unsupported:
     if error.name == "torch":
         return Unsupported("torch is not installed: pip install 'pytest-nfp[cpu]'")
     return Unsupported(f"{framework} can't be imported here: {error}")
+
+
+def require_room(positions: int) -> None:
+    """Raises Unsupported for more new positions than a KV cache is made for."""
+    if positions > MAX_POSITIONS:
+        raise Unsupported(f"the KV cache was made for {MAX_POSITIONS} new positions, not {positions}")
 
 
 def banks_needed(bank_bytes: int, cache_bytes: int) -> int:

@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nfp.backends import Unsupported
+from pytest_nfp.backends.places import DTYPES
 from pytest_nfp.catalog import Model
 from pytest_nfp.scale import SUFFIX
 
-TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MAX_POSITIONS = 65536
+
+
+def torch_name(dtype: str) -> str:
+    """A dtype as a config.json names it. Raises Unsupported for one that no full model is built with."""
+    if dtype not in DTYPES:
+        raise Unsupported(f"no full model is built with {dtype} weights; there are {', '.join(DTYPES)}")
+    return str(DTYPES[dtype]).removeprefix("torch.")
 
 
 def config_of(model: Model, dtype: str) -> dict[str, Any]:
@@ -31,8 +38,6 @@ def config_of(model: Model, dtype: str) -> dict[str, Any]:
         raise Unsupported(
             f"{model.name} has shared experts, which Qwen3-MoE has not: give its config.json, or --nfp-scale=tiny"
         )
-    if dtype not in TORCH_NAMES:
-        raise Unsupported(f"no full model is built with {dtype} weights; there are {', '.join(TORCH_NAMES)}")
     width = dense.width if dense is not None else 4 * model.hidden
     config: dict[str, Any] = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -50,7 +55,7 @@ def config_of(model: Model, dtype: str) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "bos_token_id": 0,
         "eos_token_id": 1,
-        "dtype": TORCH_NAMES[dtype],
+        "dtype": torch_name(dtype),
     }
     if moe is not None:
         config |= {

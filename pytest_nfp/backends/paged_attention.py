@@ -7,10 +7,8 @@ from itertools import cycle
 
 import torch
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness, places
+from pytest_nfp.backends import MAX_POSITIONS, Forward, Prepared, banks_needed, correctness, places, require_room
 from pytest_nfp.cases import Case
-
-MAX_POSITIONS = 1024
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """q [b, N, H, D], keys and values in pages [pages, page, H_kv, D] -> [b, N, H, D].
@@ -45,8 +43,7 @@ def prepare(case: Case, seed: int, cache_bytes: int, page: int, plan: Plan, kern
     table = torch.arange(batch * pages, dtype=torch.int32, device=device).view(batch, pages)
 
     def build(positions: int) -> tuple[Forward, torch.Tensor]:
-        if positions > MAX_POSITIONS:
-            raise Unsupported(f"the KV cache was made for {MAX_POSITIONS} new positions, not {positions}")
+        require_room(positions)
         drawn = (batch, positions, attention.heads, dim)
         q = torch.randn(drawn, generator=generator, device=device, dtype=dtype)
         compute = plan(positions, table, torch.full((batch,), context + positions, dtype=torch.int32, device=device))

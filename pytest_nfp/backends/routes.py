@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -50,6 +51,42 @@ def starts(case: Case, positions: int) -> list[int]:
     assert moe is not None and top_k is not None
     step = top_k if case.routing == "skewed" else min(moe.experts, case.batch * positions * top_k)
     return list(dict.fromkeys((i * step) % moe.experts for i in range(moe.experts)))
+
+
+class Routes:
+    """The case's routing for the layers of a full model: each takes the next route, and what it then read is kept."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        self._case, self._seed = case, seed
+        self._turns: dict[int, cycle[torch.Tensor]] = {}
+        self._read: dict[int, list[torch.Tensor]] = {}
+        self.positions = 0
+
+    @property
+    def tokens(self) -> int:
+        """Token rows of the forward that `use` told of; 0 before the first."""
+        return self._case.batch * self.positions
+
+    def use(self, positions: int) -> None:
+        """The next forward has this many positions."""
+        self.positions = positions
+        self._read[positions] = []
+
+    def take(self, tokens: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Ids [tokens, k] of the next layer. Made once for a count of tokens: what is timed takes the next one."""
+        if tokens not in self._turns:
+            each = -(-tokens // self._case.batch)
+            made = [expert_ids(self._case, each, start, self._seed)[:tokens] for start in starts(self._case, each)]
+            self._turns[tokens] = cycle([ids.to(device, dtype).contiguous() for ids in made])
+        return next(self._turns[tokens])
+
+    def note(self, ids: torch.Tensor) -> None:
+        """What a layer of the forward was given. Counted when it is asked for: here the clock runs."""
+        self._read[self.positions].append(ids)
+
+    def active(self, positions: int) -> int:
+        """Experts that a layer read in the last forward of so many positions; the most of any layer."""
+        return max((int(ids.unique().numel()) for ids in self._read.get(positions, [])), default=0)
 
 
 def expert_banks(case: Case, expert_bytes: int, cache_bytes: int) -> int:

@@ -7,10 +7,8 @@ from itertools import cycle
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness, places
+from pytest_nfp.backends import MAX_POSITIONS, Forward, Prepared, banks_needed, correctness, places, require_room
 from pytest_nfp.cases import Case
-
-MAX_POSITIONS = 1024
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
@@ -32,8 +30,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     banks = [(drawn(*shape), drawn(*shape)) for _ in range(count)]
 
     def build(positions: int) -> tuple[Forward, torch.Tensor]:
-        if positions > MAX_POSITIONS:
-            raise Unsupported(f"the KV cache was made for {MAX_POSITIONS} new positions, not {positions}")
+        require_room(positions)
         q = drawn(case.batch, attention.heads, positions, attention.head_dim)
         turn = cycle([(k[:, :, : context + positions], v[:, :, : context + positions]) for k, v in banks])
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, hf_config, memory, places
-from pytest_nfp.backends.routes import expert_ids, starts
+from pytest_nfp.backends.routes import Routes
 from pytest_nfp.cases import Case
 
 
@@ -34,9 +33,9 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
         except (ValueError, KeyError) as error:
             raise Unsupported(f"transformers does not have this architecture: {error}".splitlines()[0]) from error
-    route = _Routing(case, seed) if subject.moe is not None else None
-    if route is not None:
-        route.install(model)
+    routes = Routes(case, seed) if subject.moe is not None else None
+    if routes is not None:
+        _install(model, routes)
     generator = places.generator_of(case, seed)
 
     def tokens(count: int) -> torch.Tensor:
@@ -44,8 +43,8 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
 
     cache = DynamicCache(config=config)
     with torch.no_grad():
-        if route is not None:
-            route.use(context)
+        if routes is not None:
+            routes.use(context)
         model(input_ids=tokens(context), past_key_values=cache, use_cache=True)
     seen: dict[int, Proof] = {}
 
@@ -56,8 +55,8 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
             if (extra := cache.get_seq_length() - context) > 0:
                 cache.crop(-extra)
             before = cache.get_seq_length()
-            if route is not None:
-                route.use(positions)
+            if routes is not None:
+                routes.use(positions)
             out = model(input_ids=new, past_key_values=cache, use_cache=True)
             done = cache.get_seq_length() - before
             seen[positions] = Proof(case.batch * done, case.batch * before)
@@ -73,54 +72,32 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         f"transformers.{type(model).__name__}",
         1,
         proof=lambda: dict(seen),
-        active=None if route is None else route.active,
+        active=None if routes is None else routes.active,
     )
 
 
-class _Routing:
-    """The case's routing in the place of every router of a model, and how many experts each layer then read."""
+def _install(model: Any, routes: Routes) -> None:
+    """Replace every router's choice, and count what each layer of experts is given. Raises Unsupported where there is none."""
+    routers = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
+    experts = [m for m in model.modules() if type(m).__name__.endswith("Experts")]
+    if not routers or len(routers) != len(experts):
+        raise Unsupported(f"the routers of {type(model).__name__} are not known, so routing can't be set")
 
-    def __init__(self, case: Case, seed: int) -> None:
-        self.case, self.seed = case, seed
-        self.read: dict[int, list[torch.Tensor]] = {}
-        self.positions = 0
-        self._routes: dict[int, cycle[torch.Tensor]] = {}
-
-    def use(self, positions: int) -> None:
-        """The next forward has this many positions."""
-        self.positions = positions
-        self.read[positions] = []
-        if positions not in self._routes:
-            ids = [expert_ids(self.case, positions, start, self.seed) for start in starts(self.case, positions)]
-            device = places.device_of(self.case)
-            self._routes[positions] = cycle([t.to(device).contiguous() for t in ids])
-
-    def install(self, model: Any) -> None:
-        """Replace every router's choice, and count what each layer of experts is given. Raises Unsupported where there is none."""
-        routers = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
-        experts = [m for m in model.modules() if type(m).__name__.endswith("Experts")]
-        if not routers or len(routers) != len(experts):
-            raise Unsupported(f"the routers of {type(model).__name__} are not known, so routing can't be set")
-        for router in routers:
-            router.forward = self._choosing(router.forward)
-        for layer in experts:
-            layer.register_forward_pre_hook(self._count, with_kwargs=True)
-
-    def _choosing(self, own: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    def choosing(own: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
         """The router's own forward, whose work stays in the model, with other experts chosen."""
 
         def choose(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             logits, scores, _ = own(hidden)
-            return logits, scores, next(self._routes[self.positions])
+            return logits, scores, routes.take(routes.tokens, hidden.device, torch.int64)
 
         return choose
 
-    def _count(self, layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def count(layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         ids = keywords.get("top_k_index", arguments[1] if len(arguments) > 1 else None)
         if isinstance(ids, torch.Tensor):
-            # Counted when it is asked for: here the clock runs.
-            self.read[self.positions].append(ids)
+            routes.note(ids)
 
-    def active(self, positions: int) -> int:
-        """Experts that each layer read in the last forward of so many positions; the most of any layer."""
-        return max((int(ids.unique().numel()) for ids in self.read.get(positions, [])), default=0)
+    for router in routers:
+        router.forward = choosing(router.forward)
+    for layer in experts:
+        layer.register_forward_pre_hook(count, with_kwargs=True)

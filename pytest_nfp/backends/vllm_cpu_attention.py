@@ -7,13 +7,21 @@ from itertools import cycle
 import torch
 from vllm import _custom_ops as ops
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness, places
+from pytest_nfp.backends import (
+    MAX_POSITIONS,
+    Forward,
+    Prepared,
+    Unsupported,
+    banks_needed,
+    correctness,
+    places,
+    require_room,
+)
 from pytest_nfp.cases import Case
 
 PAGE = 128
 """Tokens of a page: a multiple of 32, which the vector path asks for."""
 ISA = "vec"
-MAX_POSITIONS = 1024
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
@@ -48,8 +56,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         first = first or (keys, values)
 
     def build(positions: int) -> tuple[Forward, torch.Tensor, torch.Tensor]:
-        if positions > MAX_POSITIONS:
-            raise Unsupported(f"the KV cache was made for {MAX_POSITIONS} new positions, not {positions}")
+        require_room(positions)
         q = drawn(batch * positions, heads, dim)
         out = torch.empty_like(q)
         starts = torch.arange(0, batch * positions + 1, positions, dtype=torch.int32)

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import count, cycle
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 import torch
 from packaging.version import Version
 
-from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, hf_config, memory, quiet
-from pytest_nfp.backends.routes import expert_ids, starts
+from pytest_nfp.backends import MAX_POSITIONS, Forward, Prepared, Proof, Unsupported, hf_config, memory, quiet
+from pytest_nfp.backends.routes import Routes
 from pytest_nfp.cases import DRAFTS, Case
 
-MAX_POSITIONS = 1024
 STRATEGY = "pytest-nfp"
 KV_BYTES = 2 * 2**30
 SIMULATED = "VLLM_MOE_ROUTING_SIMULATION_STRATEGY"
@@ -143,7 +142,7 @@ class _Engine:
                     skip_tokenizer_init=True,
                     enforce_eager=True,
                     enable_prefix_caching=True,
-                    dtype=hf_config.TORCH_NAMES[case.dtype],
+                    dtype=hf_config.torch_name(case.dtype),
                     max_num_seqs=max(2, case.batch),
                     max_num_batched_tokens=most,
                     max_model_len=case.context + MAX_POSITIONS + 1,
@@ -251,43 +250,21 @@ class _Engine:
         cleanup_dist_env_and_memory()
 
 
-class _Routing:
-    """A routing strategy of vLLM's simulator that gives the case's experts, and counts what each layer then reads."""
-
-    def __init__(self, case: Case, seed: int) -> None:
-        self.case, self.seed = case, seed
-        self.read: dict[int, list[torch.Tensor]] = defaultdict(list)
-        self.positions = 0
-        self._routes: dict[int, cycle[torch.Tensor]] = {}
-
-    def use(self, positions: int) -> None:
-        """The next forward has this many positions."""
-        self.positions = positions
-        self.read[positions] = []
+class _Strategy(Routes):
+    """A routing strategy of vLLM's simulator that gives the case's experts."""
 
     def route_tokens(
         self, hidden_states: torch.Tensor, router_logits: torch.Tensor, top_k: int, indices_type: Any = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and ids [tokens, k], for as many tokens as there are: a prefill has more than a step."""
         tokens = hidden_states.shape[0]
-        if tokens not in self._routes:
-            # Made once for a count of tokens: what is timed takes the next one.
-            each = -(-tokens // self.case.batch)
-            made = [expert_ids(self.case, each, start, self.seed)[:tokens] for start in starts(self.case, each)]
-            where, kind = hidden_states.device, indices_type or torch.int32
-            self._routes[tokens] = cycle([ids.to(where, kind).contiguous() for ids in made])
-        ids = next(self._routes[tokens])
-        if self.positions and tokens == self.case.batch * self.positions:
-            # Counted when it is asked for: here the clock runs.
-            self.read[self.positions].append(ids)
+        ids = self.take(tokens, hidden_states.device, indices_type or torch.int32)
+        if self.positions and tokens == self.tokens:
+            self.note(ids)
         return torch.full(ids.shape, 1 / top_k, dtype=torch.float32, device=hidden_states.device), ids
 
-    def active(self, positions: int) -> int:
-        """Experts that a layer read in the last forward of so many positions; the most of any layer."""
-        return max((int(ids.unique().numel()) for ids in self.read.get(positions, [])), default=0)
 
-
-def _register(case: Case, seed: int) -> _Routing:
+def _register(case: Case, seed: int) -> _Strategy:
     """Raises Unsupported where this vLLM has no routing simulator."""
     try:
         from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import RoutingSimulator
@@ -300,6 +277,6 @@ def _register(case: Case, seed: int) -> _Routing:
             raise Unsupported(
                 "this vLLM has no routing simulator, so routing can't be set: 0.10.2 is the first"
             ) from error
-    found = _Routing(case, seed)
+    found = _Strategy(case, seed)
     RoutingSimulator.register_strategy(STRATEGY, found)
     return found

@@ -114,17 +114,15 @@ def _device(given: argparse.Namespace) -> int:
     if len(given.gpu) > 1:
         raise UnknownName("one device is calibrated at a time: give one --gpu, or none for the one that is here")
     gpu = given.gpu[0] if given.gpu else detect()
+    if gpu == "cpu" and (given.output or given.module or given.dtype):
+        raise UnknownName(
+            "a CPU's calibration is one file of the cache, of all its kernels in FP32: no --output, --module, --dtype"
+        )
     device, reason = find_device(gpu if gpu == "cpu" else catalog.gpu(gpu).name)
     if device is None:
         raise UnknownName(reason)
     with device_lock(device):
-        if gpu != "cpu":
-            return _gpu(device, given)
-        if given.output or given.module or given.dtype:
-            raise UnknownName(
-                "a CPU's calibration is one file of the cache, of all its kernels in FP32: no --output, --module, --dtype"
-            )
-        return _cpu(device)
+        return _cpu(device) if gpu == "cpu" else _gpu(device, given)
 
 
 def _cpu(device: Device) -> int:

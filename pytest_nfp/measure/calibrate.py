@@ -27,8 +27,7 @@ from pytest_nfp.devices import Device
 from pytest_nfp.files import read_yaml, write_atomically
 from pytest_nfp.granularity import granularity_of
 from pytest_nfp.measure.curve import Curve
-from pytest_nfp.measure.protocol import CALIBRATION
-from pytest_nfp.measure.sweep import sweep
+from pytest_nfp.measure.sweep import sweep_module
 from pytest_nfp.predict import Figures, module_work
 from pytest_nfp.principle import Calibration, find_boundary, predict_boundary
 from pytest_nfp.principle.agreement import compare, match_slack, sweep_step
@@ -97,19 +96,7 @@ def load_or_calibrate(device: Device, folder: Path, seed: int, progress: Callabl
             progress(f"calibrating {kernel}: {case.subject.name}, {case.routing or 'b=1'}")
             prepared = prepare(case, seed, device.cache_bytes)
             grid = [n for n in POSITIONS if n >= case.baseline_positions] or [case.baseline_positions]
-            curves.append(
-                sweep(
-                    prepared.forward,
-                    grid,
-                    device,
-                    CALIBRATION,
-                    TOLERANCE,
-                    case.baseline_positions,
-                    seed,
-                    turns=prepared.turns,
-                    bytes_rotated=prepared.bytes_rotated,
-                )
-            )
+            curves.append(sweep_module(prepared, grid, device, case.baseline_positions, seed))
         kernels[kernel] = fit_kernel(cases, curves)
     result = CalibrationFile(schema=1, tool=f"pytest-nfp {__version__}", identity=device.identity, kernels=kernels)
     import yaml

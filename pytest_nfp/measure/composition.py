@@ -18,8 +18,7 @@ from pytest_nfp.cases import DRAFTS, Backend, Case
 from pytest_nfp.compose import Part
 from pytest_nfp.devices import Device
 from pytest_nfp.measure.curve import Curve
-from pytest_nfp.measure.protocol import CALIBRATION
-from pytest_nfp.measure.sweep import sweep
+from pytest_nfp.measure.sweep import sweep_module
 from pytest_nfp.principle import Boundary, Point, find_boundary
 
 CPU_KERNELS = {"dense": "matmul", "moe": "grouped_mm", "attention": "sdpa"}
@@ -119,16 +118,7 @@ def _times(part: Part, grid: Sequence[int], base: int, device: Device, seed: int
     if wrong:
         raise NotComposed(f"its {part.name} computes something else alone: {wrong}")
     for _ in range(ATTEMPTS):
-        found = sweep(
-            prepared.forward,
-            grid,
-            device,
-            CALIBRATION,
-            baseline_positions=base,
-            seed=seed,
-            turns=prepared.turns,
-            bytes_rotated=prepared.bytes_rotated,
-        )
+        found = sweep_module(prepared, grid, device, base, seed)
         if not found.invalid:
             break
     known = [p.latency_us for p in found.points if p.positions == base]

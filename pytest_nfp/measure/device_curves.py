@@ -14,8 +14,7 @@ from pytest_nfp.backends import REFUSALS, Unsupported, prepare
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.catalog import Model, Moe
 from pytest_nfp.devices import Device
-from pytest_nfp.measure.protocol import CALIBRATION
-from pytest_nfp.measure.sweep import sweep
+from pytest_nfp.measure.sweep import sweep_module
 from pytest_nfp.principle import Point
 from pytest_nfp.recordings.library import MIN_POINTS, RecordedCurve
 from pytest_nfp.recordings.residuals import GEMM_ROWS
@@ -94,16 +93,7 @@ def _curve(case: Case, device: Device, seed: int) -> RecordedCurve:
     if prepared.check is not None and (wrong := prepared.check(base)):
         raise _LeftOut(wrong)
     rows = sorted(GEMM_ROWS) if case.module == "dense" else TOKENS
-    curve = sweep(
-        prepared.forward,
-        [m for m in rows if m >= base],
-        device,
-        CALIBRATION,
-        baseline_positions=base,
-        seed=seed,
-        turns=prepared.turns,
-        bytes_rotated=prepared.bytes_rotated,
-    )
+    curve = sweep_module(prepared, [m for m in rows if m >= base], device, base, seed)
     if curve.invalid:
         raise _LeftOut("; ".join(curve.invalid))
     if curve.boundary(0.20) is None or len(curve.points) < MIN_POINTS:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
-from pytest_nfp.backends import REFUSALS
+from pytest_nfp.backends import REFUSALS, Prepared
 from pytest_nfp.devices import Device, Forward
 from pytest_nfp.measure import trust
 from pytest_nfp.measure.curve import Curve, make_point
-from pytest_nfp.measure.protocol import PAPER_FORWARDS, Protocol
+from pytest_nfp.measure.protocol import CALIBRATION, PAPER_FORWARDS, Protocol
 from pytest_nfp.measure.statistics import median_interval
 from pytest_nfp.principle import Point
 
@@ -73,6 +73,22 @@ def sweep(
     if partial:
         raise Interrupted(curve)
     return curve
+
+
+def sweep_module(
+    prepared: Prepared, positions: Collection[int], device: Device, baseline_positions: int, seed: int
+) -> Curve:
+    """T(N) of a module that something else is made from: a calibration, or a model's sum. No search for a boundary."""
+    return sweep(
+        prepared.forward,
+        positions,
+        device,
+        CALIBRATION,
+        baseline_positions=baseline_positions,
+        seed=seed,
+        turns=prepared.turns,
+        bytes_rotated=prepared.bytes_rotated,
+    )
 
 
 class _Search:

@@ -73,6 +73,7 @@ class CaseRecord(_Strict):
     composed: dict[str, Any] | None = None
     plateaus: list[tuple[Whole, Whole, float]] = []
     samples: dict[Whole, list[float]] = {}
+    log: list[str] = []
 
 
 class Record(_Strict):

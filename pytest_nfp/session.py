@@ -26,7 +26,7 @@ from pytest_nfp.cases import (
     variants,
 )
 from pytest_nfp.catalog import Model, UnknownName
-from pytest_nfp.devices import Device, as_it_is, detect, find_device
+from pytest_nfp.devices import Device, Reading, as_it_is, detect, find_device
 from pytest_nfp.devices.lock import TooLong, device_lock, time_limit
 from pytest_nfp.files import FileError
 from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, check_release, granularity_of
@@ -537,6 +537,8 @@ class Session:
                 prepared = backends.prepare(case, self.settings.seed, device.cache_bytes)
             except backends.Unsupported as reason:
                 return None, Verdict("SKIPPED", (str(reason),))
+            except backends.EngineDied as died:
+                return replace(_nothing(case, device), invalid=(str(died),), log=died.log), Verdict("PASS")
             grid = positions_to_measure(case, granularity)
             protocol = PROTOCOLS[self.settings.protocol]
 
@@ -544,6 +546,8 @@ class Session:
             if case.module == "model":
                 # Of hundreds of operators no one is the model's kernel.
                 clock = replace(device, kernels=None)
+            if prepared.process is not None:
+                clock = replace(clock, read=_with_engine(device, prepared.process))
             if prepared.own_timer:
                 clock = replace(
                     clock, time_us=_own_time, timer=ENGINE_TIMER, known_length=None, launch_us=None, ready=as_it_is
@@ -571,28 +575,18 @@ class Session:
                     if wrong := _first_wrong(prepared, grid, case.baseline_positions):
                         return None, Verdict("INVALID", (wrong,))
                     curve = measured()
-                    if curve.invalid and curve.points:
+                    if curve.invalid and curve.points and not curve.log:
                         # Load and drift pass, and a clock that fell holds when the device rests: once more, then give up.
                         self.say(f"{case.key}: {curve.invalid[0]}; measured again")
                         hot = curve.trust.get("clock_moved", False)
                         if hot:
                             device.rest(min(COOLING_S, curve.counts["seconds"]))
                         curve = measured(RESTING if hot else 1.0)
+                if not curve.log:  # An engine that died is asked nothing more.
+                    curve = self._with_what_it_saw(case, curve, prepared, device)
             finally:
                 if prepared.close is not None:
                     prepared.close()
-            if prepared.active is not None:
-                curve = replace(curve, active_experts={p.positions: prepared.active(p.positions) for p in curve.points})
-            if prepared.setting is not None:
-                try:
-                    settings = {p.positions: _setting(prepared.setting, p.positions) for p in curve.points}
-                    curve = replace(curve, settings=settings)
-                except REFUSALS as error:
-                    self.say(f"{case.key}: the selector gives no configuration: {error}")
-            if case.gpu != "cpu":
-                graph_mode = "graph" if device.timer == GRAPH_TIMER else "eager"
-                curve = replace(curve, modes={p.positions: graph_mode for p in curve.points})
-            curve = _proven(case, curve, prepared)
             return _claimed(case, curve), Verdict("PASS")
         if mode == "device":
             return None, Verdict("SKIPPED", (absent,))
@@ -600,6 +594,18 @@ class Session:
             return recordings.recorded_curve(case), Verdict("PASS")
         except recordings.NoRecording as reason:
             return None, Verdict("SKIPPED", (f"{absent}; {reason}" if absent else str(reason),))
+
+    def _with_what_it_saw(self, case: Case, curve: Curve, prepared: backends.Prepared, device: Device) -> Curve:
+        """The curve with what its forwards tell of themselves, before they are given up."""
+        if prepared.active is not None:
+            curve = replace(curve, active_experts={p.positions: prepared.active(p.positions) for p in curve.points})
+        if prepared.setting is not None:
+            try:
+                settings = {p.positions: _setting(prepared.setting, p.positions) for p in curve.points}
+                curve = replace(curve, settings=settings)
+            except REFUSALS as error:
+                self.say(f"{case.key}: the selector gives no configuration: {error}")
+        return _proven(case, _with_modes(curve, prepared, device), prepared)
 
     def _runs(
         self, case: Case, granularity: Granularity | None, curve: Curve, boundary: Boundary
@@ -828,6 +834,7 @@ class Session:
             record.active_experts = curve.active_experts
             record.proof, record.steps = curve.proof, curve.steps
             record.plateaus = [(p.first, p.last, round(p.latency_us, 2)) for p in plateaus(curve.points)]
+            record.log = list(curve.log)
             record.samples = {n: [round(s, 2) for s in samples] for n, samples in curve.samples.items()}
             record.baseline_positions = curve.baseline_positions
             if boundary is not None:
@@ -918,6 +925,30 @@ def _own_time(run: Callable[[], object]) -> float:
     found = run()
     assert isinstance(found, float)
     return found
+
+
+def _nothing(case: Case, device: Device) -> Curve:
+    """A measured curve without a point."""
+    return Curve((), case.baseline_positions, "measured", device.title, "", timer=device.timer)
+
+
+def _with_engine(device: Device, process: Callable[[], tuple[int, float]]) -> Callable[[], Reading]:
+    """The device's readings, in which the process of the engine is this run's own."""
+
+    def read() -> Reading:
+        reading, (pid, own_s) = device.read(), process()
+        return replace(reading, own_s=reading.own_s + own_s, others=tuple(p for p in reading.others if p != pid))
+
+    return read
+
+
+def _with_modes(curve: Curve, prepared: backends.Prepared, device: Device) -> Curve:
+    """The curve with the graph mode of every N: as an engine says of itself, else as the GPU's timer makes it."""
+    modes = prepared.modes() if prepared.modes is not None else {}
+    if not modes and device.gpu != "cpu":
+        modes = {p.positions: "graph" if device.timer == GRAPH_TIMER else "eager" for p in curve.points}
+    mixed = trust.graph_modes(modes)
+    return replace(curve, modes=modes, invalid=(*curve.invalid, mixed) if mixed else curve.invalid)
 
 
 def _proven(case: Case, curve: Curve, prepared: backends.Prepared) -> Curve:

@@ -6,6 +6,7 @@ any timing; weights (or KV) are held in several banks, taken in turn, so that a 
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from pytest_nfp.cases import Case
 
-__all__ = ["Forward", "Prepared", "Proof", "Unsupported", "banks_needed", "prepare", "quiet"]
+__all__ = ["EngineDied", "Forward", "Prepared", "Proof", "Unsupported", "banks_needed", "prepare", "quiet"]
 
 
 OLDEST = {"vllm": "0.9.1", "sglang": "0.5.9", "flash-attn": "2.5.9", "flashinfer-python": "0.5.3"}
@@ -39,6 +40,14 @@ REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError,
 
 class Unsupported(Exception):
     """The backend can't run this case here; the message says why."""
+
+
+class EngineDied(Exception):
+    """The process of an engine ended by itself; the message says when and how, `log` holds its last lines."""
+
+    def __init__(self, message: str, log: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.log = log
 
 
 class Proof(NamedTuple):
@@ -58,7 +67,9 @@ class Prepared:
     setting: the tile configuration that the framework's own selector returns at N positions, where it has one.
     active: how many experts a forward of N positions reads. Of a full model, for each N that has run: proof, what was seen to
     be processed; steps, the median microseconds of the engine's whole step, whose forward alone is T. own_timer: a run
-    returns its own microseconds, those of the forward inside a step. close: ends the engine.
+    returns its own microseconds, those of the forward inside a step. modes: the graph mode of each N that has run, with the
+    token count that it was padded to. process: of an engine in a process of its own, its id and the processor seconds that
+    it has used. close: ends the engine.
     """
 
     forward: Callable[[int], Forward]
@@ -72,17 +83,24 @@ class Prepared:
     proof: Callable[[], dict[int, Proof]] | None = None
     steps: Callable[[], dict[int, float]] | None = None
     own_timer: bool = False
+    modes: Callable[[], dict[int, str]] | None = None
+    process: Callable[[], tuple[int, float]] | None = None
     close: Callable[[], None] | None = None
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
-    """Build a case's forwards. Raises Unsupported with the reason."""
+    """Build a case's forwards; a full model's in a process of its own. Raises Unsupported with the reason, EngineDied."""
     point = registry.registered().get((case.backend.framework, case.module))
     if point is None:
         raise Unsupported(f"no forward is built for {case.backend.framework}'s {case.module} module")
     oldest = OLDEST.get(case.backend.framework)
     if case.gpu != "cpu" and oldest is not None and Version(case.backend.release) < Version(oldest):
         raise Unsupported(f"{case.backend} is too old: its forwards are known from {oldest} on")
+    if case.module == "model":
+        from pytest_nfp.backends import apart
+
+        if apart.INSIDE not in os.environ:
+            return apart.prepare(case, seed, cache_bytes)
     with quiet():
         return _prepared(point, case, seed, cache_bytes)
 

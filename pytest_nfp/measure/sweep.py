@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
-from pytest_nfp.backends import REFUSALS, Prepared
+from pytest_nfp.backends import REFUSALS, EngineDied, Prepared
 from pytest_nfp.devices import Device, Forward
 from pytest_nfp.measure import trust
 from pytest_nfp.measure.curve import Curve, make_point
@@ -61,15 +62,21 @@ def sweep(
     turns: forwards that the banks of weights take in turn. bytes_rotated: bytes read before one is read again; None if
     the forward does not say. modes: graph mode of each N. duty: share of the time that the device may be busy; below 1
     it rests between rounds. An N whose forward can't be built or raises is left out with its reason and the others go on.
-    Raises Interrupted on Ctrl-C, with the curve so far.
+    An engine that dies ends the sweep: the curve so far is invalid and has the engine's last lines. Raises Interrupted on
+    Ctrl-C, with the curve so far.
     """
     search = _Search(forward, device, protocol, tolerance, baseline_positions, seed, progress, turns, duty)
     partial = False
+    died: EngineDied | None = None
     try:
         search.run(sorted({baseline_positions, *positions}))
     except KeyboardInterrupt:
         partial = True
-    curve = search.curve(kernel, bytes_rotated, dict(modes or {}), partial, keep_samples)
+    except EngineDied as death:
+        died = death
+    curve = search.curve(kernel, bytes_rotated, dict(modes or {}), partial or died is not None, keep_samples)
+    if died is not None:
+        return replace(curve, invalid=(str(died), *curve.invalid), log=died.log, partial=False)
     if partial:
         raise Interrupted(curve)
     return curve

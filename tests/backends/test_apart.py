@@ -1,0 +1,147 @@
+"""An engine in a process of its own: asked as if it were here, and its death is a case's, not the run's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_nfp import backends, registry
+from pytest_nfp.backends import EngineDied, Unsupported, apart
+from pytest_nfp.cases import Backend, Case
+from pytest_nfp.catalog import Attention, Dense, Model
+from pytest_nfp.devices.lock import TooLong, time_limit
+from pytest_nfp.measure import composition
+from pytest_nfp.session import Session
+from pytest_nfp.settings import Settings
+from tests.conftest import PROJECT
+from tests.test_registry import package
+
+CODE = """
+import os, sys, time
+from pytest_nfp.backends import Prepared, Proof, Unsupported
+
+def prepare(case, seed, cache_bytes):
+    if case.context == 7:
+        raise Unsupported("seven is not for me")
+    if case.context == 8:
+        os._exit(5)
+    seen = {}
+    def forward(n):
+        def run():
+            if case.context == 9 and n == 4:
+                print("CUDA error: an illegal memory access", file=sys.stderr, flush=True)
+                os._exit(3)
+            if n == 999:
+                raise ValueError("too many positions")
+            if n == 998:
+                time.sleep(600)
+            seen[n] = Proof(case.batch * n, case.batch * case.context)
+            return 100.0 + n
+        return run
+    return Prepared(forward, 1, 10**9, "mine", 1, proof=lambda: dict(seen), own_timer=True,
+                    steps=lambda: {n: 200.0 for n in seen}, modes=lambda: {n: "graph" for n in seen})
+"""
+HEADS = Attention(heads=2, kv_heads=1, head_dim=64)
+SMALL = Model(
+    name="small", layers=2, hidden=128, dense=Dense(width=256, matrices=3), attention=HEADS, vocabulary=256, source="t"
+)
+MINE = Backend("my-kernels", "1.2")
+
+
+def case(context: int = 128) -> Case:
+    return Case("cpu", MINE, "model", SMALL, "fp32", batch=2, context=context)
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    package(tmp_path, CODE, '"my-kernels.model" = "my_kernels"')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    registry.registered.cache_clear()
+    yield
+    apart.end_all()
+    registry.registered.cache_clear()
+
+
+def test_an_engine_answers_from_its_own_process() -> None:
+    """Times, proof, steps and graph modes are those of the engine; nothing of it was imported here; a second case of the
+    framework is served by the same process, and closing leaves none.
+    """
+    prepared = backends.prepare(case(), 0, 1)
+    assert [prepared.forward(n)() for n in (1, 4, 1)] == [101.0, 104.0, 101.0]
+    assert prepared.proof is not None and prepared.steps is not None and prepared.modes is not None
+    assert prepared.proof() == {1: (2, 256), 4: (8, 256)}
+    assert (prepared.steps(), prepared.modes()) == ({1: 200.0, 4: 200.0}, {1: "graph", 4: "graph"})
+    assert "my_kernels" not in sys.modules
+    assert prepared.process is not None and prepared.close is not None
+    pid, _ = prepared.process()
+    assert pid != os.getpid()
+    prepared.close()
+    again = backends.prepare(case(64), 0, 1)
+    assert again.process is not None and again.process()[0] == pid
+    apart.end_all()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_what_the_engine_refuses_is_said_here() -> None:
+    """An N that it refuses raises with its words, a case that it can't run is Unsupported; both leave it alive."""
+    prepared = backends.prepare(case(), 0, 1)
+    with pytest.raises(RuntimeError, match="ValueError: too many positions"):
+        prepared.forward(999)()
+    assert prepared.forward(1)() == 101.0
+    with pytest.raises(Unsupported, match="seven is not for me"):
+        backends.prepare(case(7), 0, 1)
+
+
+def test_a_dead_engine_leaves_its_last_lines() -> None:
+    """When it died, how, and what it printed; killed from outside as well; the next case gets a new process."""
+    prepared = backends.prepare(case(9), 0, 1)
+    with pytest.raises(EngineDied, match=r"at N=4 \(exit code 3\): CUDA error: an illegal memory access") as died:
+        prepared.forward(4)()
+    assert died.value.log == ("CUDA error: an illegal memory access",)
+    with pytest.raises(EngineDied, match="while the engine was prepared"):
+        backends.prepare(case(8), 0, 1)
+    fresh = backends.prepare(case(), 0, 1)
+    assert fresh.process is not None
+    os.kill(fresh.process()[0], signal.SIGKILL)
+    with pytest.raises(EngineDied, match="signal 9"):
+        fresh.forward(2)()
+
+
+def test_a_request_that_takes_too_long_ends_the_engine() -> None:
+    """The time limit of a case reaches a hanging engine: its process is gone."""
+    prepared = backends.prepare(case(), 0, 1)
+    assert prepared.process is not None
+    pid, _ = prepared.process()
+    with pytest.raises(TooLong), time_limit(0.5):
+        prepared.forward(998)()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_an_engine_that_dies_is_invalid_and_the_other_cases_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record has its last lines and what was measured of it; the next case is measured; its own load is not another's."""
+
+    def nothing(*_: object) -> composition.Composition:
+        raise composition.NotComposed("not here")
+
+    monkeypatch.setattr(composition, "measure", nothing)
+    monkeypatch.setattr(Session, "_floor_us", lambda self, case: 1.0)
+    session = Session(Settings(gpu=("cpu",), backend=("my-kernels",), protocol="quick"), PROJECT)
+    dead = session.check_boundary(case(9))
+    assert dead.outcome == "INVALID"
+    assert "the engine's process died at N=4 (exit code 3): CUDA error" in dead.reasons[0]
+    record = session.cases[case(9).id]
+    assert record.log == ["CUDA error: an illegal memory access"]
+    session.check_boundary(case())
+    record = session.cases[case().id]
+    assert record.proof[8] == (16, 256)
+    assert record.modes[8] == "graph"
+    unprepared = session.check_boundary(case(8))
+    assert (unprepared.outcome, "exit code 5" in unprepared.reasons[0]) == ("INVALID", True)

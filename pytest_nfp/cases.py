@@ -16,7 +16,7 @@ FRAMEWORKS: dict[Module, tuple[str, ...]] = {
     "dense": ("vllm", "sglang", "torch"),
     "moe": ("vllm", "sglang", "torch"),
     "attention": ("flash-attn", "flashinfer-python", "flash-attn-3", "flash-attn-4", "torch", "vllm"),
-    "model": ("transformers", "vllm"),
+    "model": ("transformers", "vllm", "sglang", "nano-vllm"),
 }
 MLA = ("flashinfer-python",)
 """Frameworks whose MLA is described: a rule on a GPU, and a forward."""
@@ -28,6 +28,8 @@ NO_RULE = {
     ("vllm", "attention"),
     ("transformers", "model"),
     ("vllm", "model"),
+    ("sglang", "model"),
+    ("nano-vllm", "model"),
 }
 """GPU kernels and engines that publish no tile rule: nothing is asked of them but where a device can measure their boundary."""
 GPU_KERNELS: dict[tuple[str, Module], tuple[str, ...]] = {

@@ -65,6 +65,7 @@ class CaseRecord(_Strict):
     timer: str = ""
     kernels: dict[Whole, str] = {}
     modes: dict[Whole, str] = {}
+    padded: dict[Whole, Whole] = {}
     settings: dict[Whole, str] = {}
     active_experts: dict[Whole, Count] = {}
     proof: dict[Whole, tuple[Count, Count]] = {}

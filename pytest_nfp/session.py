@@ -832,7 +832,7 @@ class Session:
             record.counts, record.trust, record.timer = curve.counts, curve.trust, curve.timer
             record.kernels, record.modes, record.settings = curve.kernels, curve.modes, curve.settings
             record.active_experts = curve.active_experts
-            record.proof, record.steps = curve.proof, curve.steps
+            record.proof, record.steps, record.padded = curve.proof, curve.steps, curve.padded
             record.plateaus = [(p.first, p.last, round(p.latency_us, 2)) for p in plateaus(curve.points)]
             record.log = list(curve.log)
             record.samples = {n: [round(s, 2) for s in samples] for n, samples in curve.samples.items()}
@@ -948,7 +948,8 @@ def _with_modes(curve: Curve, prepared: backends.Prepared, device: Device) -> Cu
     if not modes and device.gpu != "cpu":
         modes = {p.positions: "graph" if device.timer == GRAPH_TIMER else "eager" for p in curve.points}
     mixed = trust.graph_modes(modes)
-    return replace(curve, modes=modes, invalid=(*curve.invalid, mixed) if mixed else curve.invalid)
+    padded = prepared.padded() if prepared.padded is not None else {}
+    return replace(curve, modes=modes, padded=padded, invalid=(*curve.invalid, mixed) if mixed else curve.invalid)
 
 
 def _proven(case: Case, curve: Curve, prepared: backends.Prepared) -> Curve:

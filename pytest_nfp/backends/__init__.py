@@ -67,9 +67,9 @@ class Prepared:
     setting: the tile configuration that the framework's own selector returns at N positions, where it has one.
     active: how many experts a forward of N positions reads. Of a full model, for each N that has run: proof, what was seen to
     be processed; steps, the median microseconds of the engine's whole step, whose forward alone is T. own_timer: a run
-    returns its own microseconds, those of the forward inside a step. modes: the graph mode of each N that has run, with the
-    token count that it was padded to. process: of an engine in a process of its own, its id and the processor seconds that
-    it has used. close: ends the engine.
+    returns its own microseconds, those of the forward inside a step. modes: the graph mode of each N that has run; padded: the
+    token rows that its graph was made for. process: of an engine in a process of its own, its id and the processor seconds that
+    it has used. alone: no second engine can be made in its process. close: ends the engine.
     """
 
     forward: Callable[[int], Forward]
@@ -84,7 +84,9 @@ class Prepared:
     steps: Callable[[], dict[int, float]] | None = None
     own_timer: bool = False
     modes: Callable[[], dict[int, str]] | None = None
+    padded: Callable[[], dict[int, int]] | None = None
     process: Callable[[], tuple[int, float]] | None = None
+    alone: bool = False
     close: Callable[[], None] | None = None
 
 
@@ -120,7 +122,8 @@ def _prepared(point: EntryPoint, case: Case, seed: int, cache_bytes: int) -> Pre
         raise _not_importable(framework, error) from error
     except REFUSALS as error:
         # Weights that do not fit, most of all: the framework's first line says how many bytes it asked for.
-        raise Unsupported(f"{framework} can't be prepared: {error}".splitlines()[0]) from error
+        said = str(error) or type(error).__name__
+        raise Unsupported(f"{framework} can't be prepared: {said}".splitlines()[0]) from error
     return prepared
 
 

@@ -1,7 +1,7 @@
 """Engines in a process of their own: what a framework leaves behind, and how it dies, stay there.
 
-One process serves the cases of a framework in turn (its import takes long) and ends with the next framework, with the run, or
-when a request is given up. Requests are JSON lines on its standard input, answers JSON lines on a pipe that nothing else
+One process serves the cases of a framework in turn (its import takes long) and ends with the next framework, with the run, when
+a request is given up, or after a case where a framework can't make a second engine. Requests are JSON lines on its standard input, answers JSON lines on a pipe that nothing else
 writes to; what it prints goes into a log, whose last lines are the reason when it dies.
 """
 
@@ -142,8 +142,10 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         return int(engine.ask("when it was asked for its experts", "active", positions=positions)["value"])
 
     def close() -> None:
-        if engine.is_alive:
+        if engine.is_alive and not made["alone"]:
             engine.ask("while it was closed", "close")
+        elif engine.is_alive:
+            engine.end()
 
     return Prepared(
         forward,
@@ -156,6 +158,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         own_timer=True,
         active=active if "active" in has else None,
         modes=lambda: {int(n): mode for n, mode in _seen(engine, "modes").items()},
+        padded=lambda: {int(n): rows for n, rows in _seen(engine, "padded").items()},
         process=lambda: (engine.pid, engine.own_s),
         close=close,
     )

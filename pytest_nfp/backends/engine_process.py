@@ -56,7 +56,9 @@ class Served:
         if not prepared.own_timer:
             self._timed = _clock(case)
         has = [name for name in ("proof", "steps", "active") if getattr(prepared, name) is not None]
-        figures = {name: getattr(prepared, name) for name in ("bytes_per_forward", "bytes_rotated", "kernel", "turns")}
+        figures = {
+            name: getattr(prepared, name) for name in ("bytes_per_forward", "bytes_rotated", "kernel", "turns", "alone")
+        }
         return {**figures, "has": has}
 
     def _run(self, positions: int) -> float:

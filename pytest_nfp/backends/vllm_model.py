@@ -2,8 +2,8 @@
 
 extend: the prefix and N fresh tokens, whose last one alone has logits, as in a chunked prefill. drafts: one token and N - 1 drafts
 to verify, all of them with logits, as in speculative decoding. T is the time of the model runner's forward; the engine's step,
-with its scheduler and output, is kept beside it. The scheduler's own counts are the proof of N. On a CPU run with 0.32; on a GPU
-not run yet.
+with its scheduler and output, is kept beside it. The scheduler's own counts are the proof of N. On a CPU run with 0.32, eagerly; on
+a GPU, with piecewise graphs (full ones match one query length alone, so that a curve would mix modes), not run yet.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         proof=lambda: dict(engine.proofs),
         steps=lambda: {n: median(us) for n, us in engine.steps.items()},
         own_timer=True,
+        modes=lambda: {n: mode for n, (mode, _) in engine.graphs.items()},
+        padded=lambda: {n: padded for n, (_, padded) in engine.graphs.items() if padded is not None},
         active=None if routing is None else routing.active,
         close=close,
     )
@@ -98,6 +100,24 @@ def _speculation(case: Case) -> dict[str, Any]:
     if Version(case.backend.release) >= Version("0.22"):
         return {"method": "custom_class", "model": f"{__name__}.{NoDrafts.__name__}", **most}
     return {"method": "ngram", "prompt_lookup_max": 4, **most}
+
+
+def _graphs(case: Case) -> dict[str, Any]:
+    """One graph mode for every N, where this release lets it be chosen: piecewise was its default before it did."""
+    if case.gpu == "cpu":
+        return {"enforce_eager": True}
+    if Version(case.backend.release) < Version("0.11"):
+        return {}
+    return {"compilation_config": {"cudagraph_mode": "PIECEWISE"}}
+
+
+def graph_of(context: Any) -> tuple[str, int | None]:
+    """Mode of a forward by its context, and the token rows that it was padded to; no rows where no graph is replayed."""
+    mode = getattr(getattr(context, "cudagraph_runtime_mode", None), "name", "NONE")
+    if mode == "NONE":
+        return "eager", None
+    descriptor = getattr(context, "batch_descriptor", None)
+    return mode.lower(), None if descriptor is None else int(descriptor.num_tokens)
 
 
 def _restore(before: Mapping[str, str | None]) -> None:
@@ -140,7 +160,7 @@ class _Engine:
                     str(hf_config.write(case.subject, case.dtype, Path(folder))),
                     load_format="dummy",
                     skip_tokenizer_init=True,
-                    enforce_eager=True,
+                    **_graphs(case),
                     enable_prefix_caching=True,
                     dtype=hf_config.torch_name(case.dtype),
                     max_num_seqs=max(2, case.batch),
@@ -176,6 +196,8 @@ class _Engine:
         self._forwards: list[_Forward] = []
         self.proofs: dict[int, Proof] = {}
         self.steps: dict[int, list[float]] = defaultdict(list)
+        self.graphs: dict[int, tuple[str, int | None]] = {}
+        self._graph: tuple[str, int | None] | None = None
         self._watch()
         self._prefixes = [self._tokens(case.context) for _ in range(case.batch)]
         for prefix in self._prefixes:
@@ -204,6 +226,16 @@ class _Engine:
             return out
 
         self._runner.execute_model = watched
+        run = getattr(self._runner, "_model_forward", None)
+        if run is None:
+            return  # Before 0.11: the record has no graph mode.
+        from vllm.forward_context import get_forward_context
+
+        def looked_at(*arguments: Any, **keywords: Any) -> Any:
+            self._graph = graph_of(get_forward_context())
+            return run(*arguments, **keywords)
+
+        self._runner._model_forward = looked_at
 
     def _tokens(self, n: int) -> list[int]:
         return [self._random.randrange(2, self._vocabulary) for _ in range(n)]
@@ -238,6 +270,8 @@ class _Engine:
         whole = (time.perf_counter_ns() - began) / 1e3
         first = self._forwards[0]
         self.proofs[positions] = Proof(first.tokens, first.cached)
+        if self._graph is not None:
+            self.graphs[positions] = self._graph
         self.steps[positions].append(whole)
         return first.took_us
 

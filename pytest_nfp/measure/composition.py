@@ -17,6 +17,7 @@ from pytest_nfp.backends import REFUSALS, Unsupported, prepare
 from pytest_nfp.cases import DRAFTS, Backend, Case
 from pytest_nfp.compose import Part
 from pytest_nfp.devices import Device
+from pytest_nfp.granularity.artifacts import installed_release
 from pytest_nfp.measure.curve import Curve
 from pytest_nfp.measure.sweep import sweep_module
 from pytest_nfp.principle import Boundary, Point, find_boundary
@@ -53,16 +54,23 @@ class Composition:
     limiting: str
 
 
+ATTENTION = {"sglang": "flashinfer-python", "nano-vllm": "flash-attn"}
+"""Whose attention an engine runs on a GPU, where it is not its own."""
+
+
 def parts_of(case: Case) -> list[Part]:
     """The parts of a model case, each as a case of the framework whose kernel the engine runs for it."""
     engine, on_cpu = case.backend, case.gpu == "cpu"
+    attention = engine
+    if not on_cpu and (name := ATTENTION.get(engine.framework)) is not None:
+        attention = Backend(name, installed_release(name) or "")
     workload = compose.Workload(
         case.gpu, engine, engine, case.dtype, case.batch, case.context or 1, case.top_k, case.routing or "balanced"
     )
     found = []
     for part in compose.parts(case.subject, workload, merged=engine.framework != "transformers"):
         is_torch = engine.framework == "transformers" or (not on_cpu and part.case.module == "dense")
-        backend = Backend("torch", "") if is_torch else engine
+        backend = Backend("torch", "") if is_torch else attention if part.case.module == "attention" else engine
         kernel = CPU_KERNELS[part.case.module] if is_torch and on_cpu else None
         found.append(replace(part, case=replace(part.case, backend=backend, kernel=kernel)))
     return found
@@ -80,7 +88,7 @@ def measure(
     found = parts_of(case)
     for part in found:
         say(f"{case.key}: measuring its {part.name}")
-        if part.name == "head" and case.backend.framework == "vllm" and case.kernel != DRAFTS:
+        if part.name == "head" and case.backend.framework != "transformers" and case.kernel != DRAFTS:
             # An extended prefix has logits for the last token of each request alone.
             one = _times(part, [1, 2], 1, device, seed, own[base].latency_us)[1]
             times[part.name] = dict.fromkeys(grid, one)

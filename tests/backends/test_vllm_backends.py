@@ -68,16 +68,16 @@ from dataclasses import replace
 from pytest_nfp import backends
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.catalog import Attention, Dense, Model, Moe
-from pytest_nfp.devices import cpu
-import torch, transformers
+import transformers
 
 heads = Attention(heads=2, kv_heads=1, head_dim=64)
 dense = Model(name="d", layers=2, hidden=128, dense=Dense(width=256, matrices=3), attention=heads, vocabulary=256, source="t")
 moe = Model(name="m", layers=2, hidden=128, moe=Moe(experts=16, top_k=4, width=64), attention=heads, vocabulary=256, source="t")
 unknown = sys.argv[2]
 found = {}
-for framework, release in (("transformers", transformers.__version__), ("vllm", "0.32.0")):
+for framework, release in (("transformers", transformers.__version__), ("vllm", "0.32.0"), ("sglang", "0.5.23")):
     asked = [(dense, None, 2, None), (moe, "balanced", 1, None), (moe, "skewed", 1, None)]
+    case = None
     if framework == "vllm":
         asked.append((dense, None, 2, "drafts"))
     for subject, routing, batch, kernel in asked:
@@ -87,15 +87,14 @@ for framework, release in (("transformers", transformers.__version__), ("vllm", 
         times = {}
         for n in (1, 3, 8, 3):
             run = prepared.forward(n)
-            with torch.inference_mode():
-                out = run()
-            times[n] = out if prepared.own_timer else cpu.time_us(run)
+            times[n] = run()
         steps = prepared.steps() if prepared.steps else {}
         found[f"{framework} {subject.name} {kernel or routing}"] = {
             "proof": {n: tuple(p) for n, p in prepared.proof().items()},
             "active": {n: prepared.active(n) for n in (1, 3, 8)} if prepared.active else {},
             "step is longer": all(steps[n] > 0.8 * times[n] for n in steps),
             "kernel": prepared.kernel,
+            "modes": sorted(set(prepared.modes().values())),
         }
         if prepared.close:
             prepared.close()
@@ -111,7 +110,7 @@ print("CHECKED" + json.dumps(found))
 
 @pytest.mark.vllm
 def test_engines_process_what_they_are_asked_to(tmp_path: Path) -> None:
-    """Transformers and vLLM, dense (two requests) and experts: b * N tokens over b * L cached ones at every N, the routing's
+    """Transformers, vLLM and SGLang, dense (two requests) and experts: b * N tokens over b * L cached ones at every N, the routing's
     experts in every layer, the step no shorter than its forward; an architecture that is not registered is named.
     """
     python, release = live_python()
@@ -125,7 +124,7 @@ def test_engines_process_what_they_are_asked_to(tmp_path: Path) -> None:
     line = next((line for line in done.stdout.splitlines() if line.startswith("CHECKED")), None)
     assert line is not None, done.stderr[-2000:]
     found = json.loads(line.removeprefix("CHECKED"))
-    for framework in ("transformers", "vllm"):
+    for framework in ("transformers", "vllm", "sglang"):
         assert "odd" in found.pop(f"{framework} unknown").lower()
         two = found[f"{framework} d None"]
         assert two["proof"] == {str(n): [2 * n, 256] for n in (1, 3, 8)}
@@ -138,3 +137,5 @@ def test_engines_process_what_they_are_asked_to(tmp_path: Path) -> None:
     assert all(f["step is longer"] for f in found.values())
     assert found["vllm m balanced"]["kernel"] == "vllm.Qwen3MoeForCausalLM"
     assert found["transformers d None"]["kernel"] == "transformers.Qwen3ForCausalLM"
+    assert found["sglang m skewed"]["kernel"] == "sglang.Qwen3MoeForCausalLM"
+    assert found["vllm d drafts"]["modes"] == found["sglang d None"]["modes"] == ["eager"]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pytest_nfp import __version__
 from pytest_nfp.cases import Backend
 from pytest_nfp.files import read_yaml, write_atomically
-from pytest_nfp.granularity import Granularity
+from pytest_nfp.granularity import Granularity, changed_ranges, tiles_in_words
 from pytest_nfp.measure.curve import Curve
 from pytest_nfp.principle import Boundary
 
@@ -182,16 +182,73 @@ def dump(baseline: BaselineFile) -> str:
     return text
 
 
-def write(folder: Path, files: Iterable[tuple[Backend, BaselineFile]]) -> list[Path]:
-    """Write the files whose text changes; returns their paths."""
+WRITTEN = "written"
+"""The day on which a file's content last changed, among its provenance."""
+
+
+def write(folder: Path, files: Iterable[tuple[Backend, BaselineFile]], today: str = "") -> list[Path]:
+    """Write the files whose content changes, dated `today` (ISO); returns their paths. What is only written anew stays as it is."""
     written = []
     for backend, baseline in files:
         path = path_of(folder, baseline.gpu, backend, baseline.subject)
-        text = dump(baseline)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            write_atomically(path, text)
+        if not path.exists() or path.read_text(encoding="utf-8") != dump(baseline):
+            if today:
+                baseline.provenance[WRITTEN] = today
+            write_atomically(path, dump(baseline))
             written.append(path)
     return written
+
+
+def difference(old: BaselineFile | None, new: BaselineFile) -> list[str]:
+    """What changes from one file to another, in meaning: "moe-bf16: tile 16 to 32 rows from M=33", "...: n_max 256 to 32"."""
+    said = []
+    was_tiles, was_cases = (old.granularity, old.cases) if old is not None else ({}, {})
+    for key in sorted({*was_tiles, *new.granularity}):
+        before, after = was_tiles.get(key), new.granularity.get(key)
+        if before is None or after is None:
+            said.append(f"{key}: {'new' if before is None else 'removed'}{f', {_tiles(after)}' if after else ''}")
+            continue
+        parts = [f"kernel {before.kernel} to {after.kernel}"] if before.kernel != after.kernel else []
+        if tiles := changed_ranges([list(t) for t in before.tiles], [list(t) for t in after.tiles]):
+            parts.append(f"tile {tiles_in_words(tiles, after.tiles[-1][1])}")
+        elif before.tiles[-1][1] != after.tiles[-1][1]:
+            parts.append(f"the map ends at {before.tiles[-1][1]}, then at {after.tiles[-1][1]}")
+        parts += [f"source {before.source} to {after.source}"] if before.source != after.source else []
+        parts += ["other parameters of the tiles"] if before.parameters != after.parameters else []
+        said += [f"{key}: {', '.join(parts)}"] if parts else []
+    for key in sorted({*was_cases, *new.cases}, key=_natural):
+        parts = _case_difference(was_cases.get(key), new.cases.get(key))
+        said += [f"{key}: {', '.join(parts)}"] if parts else []
+    return said
+
+
+def _tiles(tiles: Tiles) -> str:
+    return f"{tiles.kernel}, tiles of " + ", ".join(f"{rows} rows from M={first}" for first, _, rows in tiles.tiles)
+
+
+def _case_difference(old: CaseBaseline | None, new: CaseBaseline | None) -> list[str]:
+    if new is None:
+        return ["removed"]
+    parts = ["new"] if old is None else []
+    if old is not None and old.baseline_positions != new.baseline_positions:
+        parts.append(f"N0 {old.baseline_positions} to {new.baseline_positions}")
+    was, now = (c.measured if c is not None else None for c in (old, new))
+    if now is not None and now != was:
+        if was is None:
+            parts.append(f"n_max {now.n_max} ({now.kind})")
+        elif (was.n_max, was.interval) != (now.n_max, now.interval):
+            parts.append(f"n_max {was.n_max} to {now.n_max} ({now.kind}), interval {was.interval} to {now.interval}")
+        else:
+            parts.append(f"n_max {now.n_max} stays, its curve is new")
+        if now.prediction == "deviates" and (was is None or was.prediction != "deviates"):
+            parts.append(f"deviates from the prediction: {now.because}")
+    before, after = (c.predicted.as_dict() if c is not None and c.predicted is not None else {} for c in (old, new))
+    for name in ("principle", "tile_roofline"):
+        a, b = before.get(name), after.get(name)
+        if b is not None and a != b:
+            was_n = f"{a['n_max']} to " if a else ""
+            parts.append(f"{name.replace('_', ' ')} {was_n}{b['n_max']} {b['limiting']}")
+    return parts
 
 
 def new_file(gpu: str, backend: Backend, subject: str) -> BaselineFile:

@@ -17,10 +17,12 @@ from pydantic import ValidationError
 
 from pytest_nfp import records
 from pytest_nfp.files import FileError, write_atomically
-from pytest_nfp.records import CaseRecord
+from pytest_nfp.records import CaseRecord, Record
 
 NAME = "journal.jsonl"
 KINDS = ("run", "machine", "case", "update")
+DEFAULTS: dict[str, Any] = {"tolerance": 0.2, "match_tolerance": 0.15, "protocol": "adaptive", "seed": 0}
+"""What a journal of an older release may not say of its run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +108,25 @@ def read(path: Path) -> Past:
                 continue
             raise FileError(f"{path}:{number}: not a line of a journal: {str(error).splitlines()[0]}") from error
     return replace(past, updates=tuple(updates))
+
+
+def records_of(past: Past) -> list[Record]:
+    """What a run that was killed left, as a record for each of its GPUs, partial."""
+    settings = {name: past.run.get(name, value) for name, value in DEFAULTS.items()}
+    found = []
+    for gpu in dict.fromkeys(c.gpu for c in past.cases.values()):
+        cases = [c for c in past.cases.values() if c.gpu == gpu]
+        machine = past.machines.get(gpu, {})
+        found.append(
+            Record(
+                schema=records.SCHEMA,
+                tool=str(past.run.get("tool", "pytest-nfp")),
+                gpu=gpu,
+                started=str(past.run.get("started", "")),
+                partial=True,
+                machine=machine,
+                cases=cases,
+                **settings,
+            )
+        )
+    return found

@@ -73,12 +73,22 @@ def _session(config: pytest.Config) -> Session:
         try:
             session = Session(settings.read_settings(config), config.rootpath, _progress(config))
             session.check_names()
+            if session.settings.report is not None:
+                _check_writable(config.rootpath / session.settings.report)
             if session.settings.resume is not None:
                 session.resume(session.settings.resume)
         except (settings.SettingError, UnknownName, FileError) as error:
             raise pytest.UsageError(f"pytest-nfp: {error}") from error
         config.stash[SESSION] = session
     return config.stash[SESSION]
+
+
+def _check_writable(folder: Path) -> None:
+    """Raise SettingError for a report that could not be written: before the run, not after hours of it."""
+    from pytest_nfp.report.files import why_not_writable
+
+    if why := why_not_writable(folder):
+        raise settings.SettingError(f"--nfp-report={folder}: {why}; give another folder")
 
 
 def _progress(config: pytest.Config) -> Callable[[str], None]:
@@ -249,10 +259,16 @@ class Controller:
         if self._journal is None and (folder := _journal_folder(self._config, session)) is not None:
             from pytest_nfp.journal import NAME, Journal
 
-            self._journal = Journal(folder / NAME, session.run_settings(), session.past)
+            self._journal = Journal(folder / NAME, session.run_settings() | session.made_by(), session.past)
             session.journal_path = self._journal.path
         if self._journal is not None:
-            self._journal.append(collected)
+            try:
+                self._journal.append(collected)
+            except OSError as error:
+                session.trouble.append(
+                    f"the journal can't be written any more: {error}; --nfp-resume will lack what follows"
+                )
+                self._journal = None
 
     def pytest_unconfigure(self) -> None:
         """The run is over."""
@@ -287,11 +303,34 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     if not own.cases:
         return
-    from pytest_nfp.report import write_reports
-
-    own.written_baselines = own.write_baselines()
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    changes = own.baseline_changes()
+    if changes and reporter is not None:
+        reporter.section("baselines")
+        for line in changes:
+            reporter.write_line(line)
+    try:
+        own.written_baselines = own.write_baselines()
+    except OSError as error:
+        own.trouble.append(f"the baselines can't be written: {error}")
     if own.settings.report is not None:
-        own.written_reports = write_reports(session.config.rootpath / own.settings.report, own.records())
+        _write_reports(own, session.config.rootpath / own.settings.report)
+    if own.trouble and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _write_reports(own: Session, folder: Path) -> None:
+    """The reports, or at least the records, where their folder has no room."""
+    from pytest_nfp.report.files import rescue, write_reports
+
+    runs = own.records()
+    try:
+        own.written_reports = write_reports(folder, runs)
+    except OSError as error:
+        try:
+            own.trouble.append(f"the report can't be written: {error}; the records were saved in {rescue(runs)}")
+        except OSError as again:
+            own.trouble.append(f"the report can't be written: {error}; nor can the records be saved elsewhere: {again}")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -309,5 +348,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"baseline written: {path}")
     for path in own.written_reports:
         terminalreporter.write_line(f"report: {path}")
+    for text in own.trouble:
+        terminalreporter.write_line(f"ERROR: {text}", red=True)
     if own.partial and own.journal_path is not None:
         terminalreporter.write_line(f"go on where this run stopped: --nfp-resume={own.journal_path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pytest_nfp.files import FileError, write_atomically
 from pytest_nfp.verdict import Outcome, worst
 
-SCHEMA = "https://pytest-nfp/record/1"
+SCHEMA = "https://pytest-nfp/record/2"
+FIRST = "https://pytest-nfp/record/1"
+"""The schema before it: its cases did not say their dtype, batch, context, k and routing apart."""
 Kind = Literal["measured", "predicted", "recorded"]
 Whole = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -33,6 +36,23 @@ class TestResult(_Strict):
     reasons: list[str] = []
 
 
+class Held(_Strict):
+    """What the baseline says that a case was held to: the map's tiles and kernel, the predictions, the curve's boundary.
+
+    name: of its release. exact: it is of the case's own release.
+    """
+
+    name: str
+    exact: bool
+    kernel: str | None = None
+    tiles: list[tuple[Whole, Whole, Whole]] = []
+    predicted: dict[str, Any] | None = None
+    kind: Kind | None = None
+    n_max: Whole | None = None
+    n_max_interval: tuple[Whole, Whole | None] | None = None
+    curve: list[tuple[Whole, float]] = []
+
+
 class CaseRecord(_Strict):
     """One case. n_idle is None where idle compute sets no bound (`n_idle_unbounded`)."""
 
@@ -42,6 +62,11 @@ class CaseRecord(_Strict):
     module: str
     subject: str
     workload: str
+    dtype: str | None = None
+    batch: Whole | None = None
+    context: Whole | None = None
+    top_k: Whole | None = None
+    routing: str | None = None
     kind: Kind
     outcome: Outcome
     reasons: list[str] = []
@@ -75,12 +100,13 @@ class CaseRecord(_Strict):
     plateaus: list[tuple[Whole, Whole, float]] = []
     samples: dict[Whole, list[float]] = {}
     log: list[str] = []
+    baseline: Held | None = None
 
 
 class Record(_Strict):
     """One run on one GPU. machine: identity and versions, for measured cases where it was measured."""
 
-    schema_: Literal["https://pytest-nfp/record/1"] = Field(alias="schema")
+    schema_: Literal["https://pytest-nfp/record/2"] = Field(alias="schema")
     tool: str
     gpu: str
     started: str
@@ -100,7 +126,7 @@ def merge_case(known: CaseRecord | None, new: CaseRecord) -> CaseRecord:
     base, other = (new, known) if new.curve or not known.curve else (known, new)
     merged = base.model_copy(deep=True)
     merged.tests = known.tests | new.tests
-    for name in ("predicted", "n_idle", "granularity", "basis"):
+    for name in ("predicted", "n_idle", "granularity", "basis", "baseline"):
         if getattr(merged, name) is None:
             setattr(merged, name, getattr(other, name))
     merged.n_idle_unbounded = known.n_idle_unbounded or new.n_idle_unbounded
@@ -140,14 +166,45 @@ def write(path: Path, record: Record) -> None:
 
 
 def read(path: Path) -> Record:
-    """A record from a file. Raises FileError with file and field."""
+    """A record from a file, one of schema 1 as it would be now. Raises FileError with file and field."""
     try:
-        return Record.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: can't be read: {error}") from error
+    except ValueError as error:
+        raise FileError(
+            f"{path}: not JSON, or cut short: {error}; the run's journal.jsonl has what it finished"
+        ) from error
+    if not isinstance(data, dict) or "schema" not in data:
+        raise FileError(f"{path}: not a record: it names no schema")
+    if data["schema"] == FIRST:
+        data = _migrated(data)
+    elif data["schema"] != SCHEMA:
+        raise FileError(
+            f"{path}: its schema is {data['schema']!r}, written by {data.get('tool', 'an unnamed tool')}; this release reads"
+            f" {FIRST} and {SCHEMA}: read it with the release that wrote it, or upgrade pytest-nfp"
+        )
+    try:
+        return Record.model_validate_json(json.dumps(data))
     except ValidationError as error:
         e = error.errors(include_url=False)[0]
         raise FileError(f"{path}: {'.'.join(str(p) for p in e['loc']) or 'file'}: {e['msg']}") from error
+
+
+_WORKLOAD = re.compile(
+    r"(?:dense|moe|attention|model)-(?P<dtype>fp8-block|[a-z0-9]+)(?:-.*?)?-b(?P<batch>\d+)(?:-L(?P<context>\d+))?"
+    r"(?:-k(?P<top_k>\d+))?(?:-(?P<routing>.+))?"
+)
+
+
+def _migrated(data: dict[str, Any]) -> dict[str, Any]:
+    """A record of schema 1: what its cases' workloads say together is said apart."""
+    cases = data.get("cases")
+    for case in cases if isinstance(cases, list) else []:
+        found = _WORKLOAD.fullmatch(str(case.get("workload", ""))) if isinstance(case, dict) else None
+        for name, text in (found.groupdict() if found else {}).items():
+            case[name] = int(text) if text is not None and name in ("batch", "context", "top_k") else text
+    return {**data, "schema": SCHEMA}
 
 
 def totals(cases: Iterable[CaseRecord]) -> dict[str, int]:

@@ -37,7 +37,7 @@ from pytest_nfp.predict import Figures, Predicted, edge_positions, predict_case
 from pytest_nfp.principle import Boundary, ClosedForm, active_experts, sensitivity
 from pytest_nfp.principle.plateaus import plateaus
 from pytest_nfp.principle.routing import Replay, Routing
-from pytest_nfp.records import CaseRecord, Question, Record, TestResult
+from pytest_nfp.records import CaseRecord, Held, Question, Record, TestResult
 from pytest_nfp.scale import tiny
 from pytest_nfp.settings import Settings
 from pytest_nfp.traces import parse_routing
@@ -90,6 +90,7 @@ class Session:
     journal_path: Path | None = None
     written_baselines: list[Path] = field(default_factory=list)
     written_reports: list[Path] = field(default_factory=list)
+    trouble: list[str] = field(default_factory=list)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     _fresh: dict[str, None] = field(default_factory=dict)
     _fresh_updates: dict[tuple[str, Backend, str], None] = field(default_factory=dict)
@@ -678,6 +679,10 @@ class Session:
             "seed": s.seed,
         }
 
+    def made_by(self) -> dict[str, Any]:
+        """The tool and when the run began: told, and no reason not to join two runs."""
+        return {"tool": f"pytest-nfp {__version__}", "started": self.started}
+
     def resume(self, path: Path) -> None:
         """Go on after an earlier run. Raises FileError for a file that is none, or for a run with other settings."""
         past = journal.read(path)
@@ -761,7 +766,20 @@ class Session:
 
     def write_baselines(self) -> list[Path]:
         """Write what --nfp-update collected; the paths whose text changed."""
-        return baselines.write(self.baseline_folder, [(backend, f) for (_, backend, _), f in self.updates.items()])
+        files = [(backend, f) for (_, backend, _), f in self.updates.items()]
+        return baselines.write(self.baseline_folder, files, self.started[:10])
+
+    def baseline_changes(self) -> list[str]:
+        """What --nfp-update is about to change, in meaning, by file."""
+        lines = []
+        for (gpu, backend, subject), file in self.updates.items():
+            old = baselines.load(self.baseline_folder, gpu, backend, subject)
+            if said := baselines.difference(old, file):
+                lines += [
+                    str(baselines.path_of(self.baseline_folder, gpu, backend, subject)),
+                    *(f"  {s}" for s in said),
+                ]
+        return lines
 
     def absorb_updates(self, files: Sequence[dict[str, Any]]) -> None:
         """Take over what a worker collected: its entries are added to those already here."""
@@ -797,6 +815,12 @@ class Session:
             module=case.module,
             subject=case.subject.name,
             workload=case.key,
+            dtype=None if case.module == "own" else case.dtype,
+            batch=case.batch,
+            context=case.context,
+            top_k=case.top_k,
+            routing=None if case.routing is None else str(case.routing),
+            baseline=self._held(case),
             kind="predicted",
             outcome=verdict.outcome,
             tests={question: TestResult(outcome=verdict.outcome, reasons=list(verdict.reasons))},
@@ -818,6 +842,7 @@ class Session:
                 "sha256": granularity.artifact_sha256,
                 "origin": granularity.origin,
                 "warnings": list(granularity.warnings),
+                "edges": edge_positions(case, granularity),
             }
         if curve is not None:
             record.kind = "recorded" if curve.kind == "recorded" else "measured"
@@ -846,6 +871,24 @@ class Session:
         self.add_case(records.summarise(record))
         self._fresh[record.id] = None
         return verdict
+
+    def _held(self, case: Case) -> Held | None:
+        """What the baseline says of a case, for a report that shows both."""
+        stored = self.baseline(case)
+        if stored is None:
+            return None
+        file, name, is_exact = stored
+        tiles, known = file.granularity.get(granularity_key(case)), file.cases.get(case.key)
+        if tiles is None and known is None:
+            return None
+        held = Held(name=name, exact=is_exact)
+        if tiles is not None:
+            held.kernel, held.tiles = tiles.kernel, list(tiles.tiles)
+        if known is not None and known.predicted is not None:
+            held.predicted = known.predicted.as_dict()
+        if known is not None and (m := known.measured) is not None:
+            held.kind, held.n_max, held.n_max_interval, held.curve = m.kind, m.n_max, m.interval, list(m.curve)
+        return held
 
     def records(self) -> list[Record]:
         """One record for each GPU of the run, its cases in the order they were met."""

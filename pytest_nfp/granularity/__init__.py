@@ -13,7 +13,14 @@ from pytest_nfp import catalog
 from pytest_nfp.cases import NO_RULE, OURS, Case
 from pytest_nfp.catalog import Gpu, UnknownName
 from pytest_nfp.granularity import artifacts, attention, cpu_kernels, fused_moe, shipped
-from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, changed_parameters, changed_ranges
+from pytest_nfp.granularity.maps import (
+    Granularity,
+    Range,
+    RuleUnknown,
+    changed_parameters,
+    changed_ranges,
+    tiles_in_words,
+)
 from pytest_nfp.granularity.query import DeviceFacts, ExpertShape, HeadShape, Query
 
 __all__ = [
@@ -26,6 +33,7 @@ __all__ = [
     "RuleUnknown",
     "changed_parameters",
     "changed_ranges",
+    "tiles_in_words",
     "check_release",
     "device_facts",
     "granularity_of",

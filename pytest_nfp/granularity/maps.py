@@ -200,3 +200,12 @@ def changed_ranges(before: Sequence[Sequence[int]], after: Sequence[Sequence[int
         if old != new:
             changes.append((first, last, old, new))
     return _joined(changes)
+
+
+def tiles_in_words(tiles: Iterable[tuple[int, int, int, int]], last: int) -> str:
+    """ "16 to 32 rows from M=33 to 96"; the end is left out where it is the map's."""
+    parts = []
+    for first, end, old, new in tiles:
+        reach = f"from M={first}" if end >= last else f"from M={first} to {end}" if end > first else f"at M={first}"
+        parts.append(f"{old} to {new} rows {reach}")
+    return ", ".join(parts)

@@ -1,4 +1,6 @@
-"""HTML reports: one self-contained file per GPU, and an index that leads to them. Works offline, without script."""
+"""The HTML report: one self-contained file, offline. The verdict, what changed and the cases that matter stand in it as they are;
+its script adds the table of all cases, to filter and sort, and draws a case's charts when it is opened.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pytest_nfp import records
-from pytest_nfp.files import FileError, write_atomically
 from pytest_nfp.records import Record, totals
-from pytest_nfp.report import words
-from pytest_nfp.report.chart import chart
+from pytest_nfp.report import charts, history, page, words
+from pytest_nfp.report.changes import Pair, changes, headline, pairs
+from pytest_nfp.report.shown import shown
+
+FIGURES = 10
+"""Cases whose charts stand in the page without its script: those that matter most."""
+LISTED = 200
+"""Cases that the page lists without its script, and on paper."""
+URGENT = ("FAIL", "INVALID", "UNDECIDED", "UNSUPPORTED", "SKIPPED", "PASS")
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Any:
+def environment() -> Any:
+    """Jinja's, with everything escaped."""
     import jinja2
 
     return jinja2.Environment(
@@ -27,31 +35,83 @@ def _environment() -> Any:
     )
 
 
-def render(record: Record) -> str:
-    """A record as one HTML file."""
-    charts = {c.id: chart(c, record.tolerance) for c in record.cases}
+def render(runs: Sequence[Record], against: Record | None = None, with_history: bool = False) -> str:
+    """Records as one page. against: an earlier record that their cases stand beside, in place of their baselines."""
+    runs = [shown(r) for r in runs]
+    against = shown(against) if against is not None else None
+    found = pairs(runs, against)
+    changed = changes(found)
+    first = by_urgency(found)
+    script = {
+        "columns": page.table(runs, found),
+        "facets": page.FACETS,
+        "numbers": page.COLUMNS,
+        "tolerances": [r.tolerance for r in runs],
+        "runs": [p.run for p in found],
+    }
     text: str = (
-        _environment()
+        environment()
         .get_template("report.html")
-        .render(record=record, totals=totals(record.cases), charts=charts, words=words)
+        .render(
+            title=title(runs, against),
+            runs=runs,
+            names=[page.run_name(r) for r in runs],
+            cases=len(found),
+            totals=totals(p.case for p in found),
+            headline=headline(runs, changed),
+            changes=changed,
+            reasons=reasons(found),
+            listed=first[:LISTED],
+            figures=[f for p in first[: 2 * FIGURES] if (f := figure(p, runs[p.run].tolerance))][:FIGURES],
+            against=against,
+            history=history.tables(runs) if with_history else [],
+            history_svg=history.figures(runs) if with_history else [],
+            words=words,
+            table=page.packed(script),
+            details=page.packed(page.details(runs, found)),
+            specs=page.packed(charts.compiled()),
+            vega=charts.bundle(),
+        )
     )
     return text
 
 
-def write_reports(folder: Path, runs: Sequence[Record]) -> list[Path]:
-    """Write <folder>/<gpu>/record.json and index.html for each record, then <folder>/index.html over all there are."""
-    written = []
-    for record in runs:
-        target = folder / record.gpu
-        records.write(target / "record.json", record)
-        write_atomically(target / "index.html", render(record))
-        written.append(target / "index.html")
-    found = []
-    for path in sorted(folder.glob("*/record.json")):
-        try:
-            found.append((path.parent.name, records.read(path)))
-        except FileError:
-            continue  # Another version's record: its own report stands beside it.
-    rows = [(name, r, totals(r.cases)) for name, r in found]
-    write_atomically(folder / "index.html", _environment().get_template("index.html").render(rows=rows))
-    return [*written, folder / "index.html"]
+def title(runs: Sequence[Record], against: Record | None) -> str:
+    """GPUs, and that it is an upgrade where two records stand side by side."""
+    gpus = ", ".join(dict.fromkeys(r.gpu for r in runs))
+    return f"Near-free parallelism: {gpus}" + (", before and after" if against is not None else "")
+
+
+def by_urgency(found: Sequence[Pair]) -> list[Pair]:
+    """What changed and what did not pass first, otherwise in the records' order."""
+    return sorted(found, key=lambda p: (p.case.outcome != "FAIL", not p.is_changed, URGENT.index(p.case.outcome)))
+
+
+def reasons(found: Sequence[Pair], most: int = 12) -> list[tuple[str, str, int, str]]:
+    """(outcome, reason, how many cases, the first of them) of what did not pass, the most frequent first."""
+    counted: dict[tuple[str, str], list[str]] = {}
+    for p in found:
+        if p.case.outcome != "PASS":
+            counted.setdefault((p.case.outcome, "; ".join(p.case.reasons)), []).append(p.case.id)
+    order = sorted(counted.items(), key=lambda item: (URGENT.index(item[0][0]), -len(item[1])))
+    return [(outcome, said, len(ids), ids[0]) for (outcome, said), ids in order[:most]]
+
+
+def figure(pair: Pair, tolerance: float) -> dict[str, Any] | None:
+    """A case's charts as SVG, with what the page says beside them; None where it has neither curve nor map."""
+    import markupsafe
+
+    curve = charts.curve_rows(pair.case, tolerance, pair.before)
+    strip = charts.strip_rows(pair.before, pair.after, pair.tiles)
+    if curve is None and strip is None:
+        return None
+    # Drawn by Vega from escaped labels: the one text that is not escaped again.
+    drawn = [markupsafe.Markup(charts.svg(n, rows)) for n, rows in (("curve", curve), ("strip", strip)) if rows]  # noqa: S704
+    return {"case": pair.case, "pair": pair, "svg": drawn, "label": label(pair)}
+
+
+def label(pair: Pair) -> str:
+    """What a chart shows, for those who don't see it."""
+    c = pair.case
+    said = f"T(N) over N of {c.id}, {c.kind}" if c.curve else f"Granularity of {c.id}"
+    return f"{said}: n_max {words.n_max(c)} {words.interval(c)}" if words.n_max(c) else said

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pytest_nfp.granularity import tiles_in_words
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.records import CaseRecord
+from pytest_nfp.report.changes import Pair
 
 
 def n_idle(case: CaseRecord) -> str:
@@ -35,3 +37,14 @@ def interval(case: CaseRecord) -> str:
 def first_exit(case: CaseRecord) -> str:
     """n_first_exit."""
     return str(case.n_first_exit) if case.n_first_exit is not None else ""
+
+
+def changes(pair: Pair) -> list[str]:
+    """What differs from before, a sentence each; nothing where there is nothing to compare with."""
+    said = []
+    if pair.kernel:
+        said.append(f"kernel: {pair.kernel[0]} to {pair.kernel[1]}")
+    if pair.tiles:
+        said.append(f"tiles: {tiles_in_words(pair.tiles, pair.after.tiles[-1][1])}")
+    said += [f"N_max ({kind}): {old} to {new}" for kind, old, new in pair.n_max]
+    return said

@@ -1,0 +1,69 @@
+"""nfp report: pages, Markdown and JUnit from records, from wherever they are."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    p = commands.add_parser(
+        "report",
+        help="render records again: HTML, Markdown, JUnit",
+        description="One page over any number of records, from this machine or others: DIR/index.html, self-contained, with"
+        " summary.md and junit.xml beside it. Exit 0 written, 2 bad input.",
+        epilog="example: nfp report reports/*/record.json -o report    |    nfp report new.json --against old.json -o upgrade",
+    )
+    p.add_argument(
+        "records",
+        nargs="+",
+        type=Path,
+        metavar="RECORD",
+        help="record.json, or the journal.jsonl of a run that was killed",
+    )
+    p.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write to; made if it is not there"
+    )
+    p.add_argument(
+        "--against",
+        type=Path,
+        metavar="OLD",
+        help="an earlier record: its cases stand beside these, in place of the baselines",
+    )
+    p.add_argument("--history", action="store_true", help="N_max over the releases that the records have")
+    p.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Write the report. Raises FileError."""
+    from pytest_nfp.files import FileError
+    from pytest_nfp.report.files import write_page
+
+    runs = [record for path in given.records for record in _records(path)]
+    against = _records(given.against)[0] if given.against is not None else None
+    try:
+        written = write_page(given.output, runs, against, given.history)
+    except OSError as error:
+        free = ""
+        if given.output.exists():
+            free = f", {shutil.disk_usage(given.output).free / 1e6:.0f} MB are free there"
+        raise FileError(f"{given.output}: the report can't be written: {error}{free}") from error
+    cases = sum(len(r.cases) for r in runs)
+    print(f"{written[0]}: {cases} cases of {len(runs)} record{'s' if len(runs) > 1 else ''}")
+    return 0
+
+
+def _records(path: Path) -> list[Any]:
+    """The record of a file, or those of a journal, which are partial. Raises FileError."""
+    from pytest_nfp import journal, records
+    from pytest_nfp.files import FileError
+
+    if path.suffix != ".jsonl":
+        return [records.read(path)]
+    found = journal.records_of(journal.read(path))
+    if not found:
+        raise FileError(f"{path}: no case was finished in that run")
+    return found

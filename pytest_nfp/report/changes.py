@@ -1,0 +1,207 @@
+"""What changed, on what, and whether it matters: each case beside its baseline, or beside the same case of an earlier record."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_nfp.granularity import changed_ranges, tiles_in_words
+from pytest_nfp.principle.boundary import bracketed
+from pytest_nfp.records import CaseRecord, Record
+from pytest_nfp.verdict import has_moved
+
+PREDICTORS = ("tile_roofline", "principle")
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a case: release, the map's kernel and tiles, both predictions, and the curve with its boundary."""
+
+    name: str
+    kernel: str | None = None
+    tiles: list[tuple[int, int, int]] = field(default_factory=list)
+    predicted: dict[str, Any] | None = None
+    kind: str | None = None
+    n_max: int | None = None
+    interval: tuple[int, int | None] | None = None
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A case with what it was before; run: which of the records it is of."""
+
+    run: int
+    case: CaseRecord
+    before: Side | None
+    after: Side
+
+    @property
+    def tiles(self) -> list[tuple[int, int, int, int]]:
+        """(first, last, before, after) row counts at which the tile differs."""
+        if self.before is None or not self.before.tiles or not self.after.tiles:
+            return []
+        return changed_ranges(self.before.tiles, self.after.tiles)
+
+    @property
+    def kernel(self) -> tuple[str, str] | None:
+        """The map's kernel before and after, where it is another."""
+        if self.before is None or UNKNOWN in (old := self.before.kernel, new := self.after.kernel):
+            return None
+        return (old, new) if old and new and old != new else None
+
+    @property
+    def n_max(self) -> list[tuple[str, int, int]]:
+        """(kind or predictor, before, after) of every N_max that moved: a curve's where the intervals are apart."""
+        if self.before is None:
+            return []
+        moved = []
+        a, b = self.before, self.after
+        if a.interval and b.interval and a.kind == b.kind and a.n_max is not None and b.n_max is not None:
+            low, high = max(a.interval[0], b.interval[0]), [i[1] for i in (a.interval, b.interval) if i[1] is not None]
+            if high and low > min(high):
+                moved.append((str(b.kind), a.n_max, b.n_max))
+        for name in PREDICTORS:
+            old, new = ((s.predicted or {}).get(name) for s in (a, b))
+            if old is not None and new is not None and has_moved(old, new):
+                moved.append((name.replace("_", " "), old["n_max"], new["n_max"]))
+        return moved
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether tiles, kernel or an N_max differ."""
+        return bool(self.tiles or self.kernel or self.n_max)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The same change of several cases: where, what, and what it does to N_max; `matters` where that moves, or the kernel does."""
+
+    where: str
+    what: str
+    effect: str
+    matters: bool
+    cases: tuple[str, ...]
+
+
+def side_of(case: CaseRecord) -> Side:
+    """A case as one side."""
+    g = case.granularity or {}
+    has_curve = bool(case.curve)
+    return Side(
+        case.backend,
+        g.get("kernel"),
+        [(a, b, t) for a, b, t in g.get("tiles", [])],
+        case.predicted,
+        case.kind if has_curve else None,
+        case.n_max if has_curve else None,
+        case.n_max_interval if has_curve else None,
+        case.curve,
+    )
+
+
+def _baseline_of(case: CaseRecord) -> Side | None:
+    h = case.baseline
+    if h is None:
+        return None
+    # A curve of another release is what this one may differ by: it is shown, and the judge alone holds it to anything.
+    return Side(h.name, h.kernel, h.tiles, h.predicted, h.kind, h.n_max, h.n_max_interval, h.curve)
+
+
+def key_of(case: CaseRecord) -> str:
+    """What stays of a case when its release changes."""
+    return f"{case.gpu} {case.backend.partition('==')[0]} {case.subject} {case.workload}"
+
+
+def pairs(runs: Sequence[Record], against: Record | None = None) -> list[Pair]:
+    """Every case of the records beside the same case of `against`, else beside its baseline."""
+    old = {key_of(c): c for c in against.cases} if against is not None else None
+    found = []
+    for run, record in enumerate(runs):
+        for case in record.cases:
+            if old is None:
+                before = _baseline_of(case)
+            else:
+                was = old.get(key_of(case))
+                before = side_of(was) if was is not None else None
+            found.append(Pair(run, case, before, side_of(case)))
+    return found
+
+
+def changes(found: Sequence[Pair]) -> list[Change]:
+    """What changed, once for all cases that say the same; what matters first."""
+    groups: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
+    for p in found:
+        if p.before is not None and p.is_changed:
+            c = p.case
+            own = () if p.tiles or p.kernel else (c.workload,)
+            groups[c.gpu, p.before.name, c.backend, c.subject, c.module, tuple(p.tiles), p.kernel, own].append(p)
+    out = []
+    for (gpu, before, backend, subject, module, tiles, kernel, _), members in groups.items():
+        what = []
+        if kernel:
+            what.append(f"kernel {kernel[0]} to {kernel[1]}")
+        if tiles:
+            what.append(tiles_in_words(tiles, members[0].after.tiles[-1][1]))
+        effects = {(p.case.workload, *m) for p in members for m in p.n_max}
+        where = f"{gpu}: {before.removeprefix('the baseline of ')} to {backend}, {subject} {module}"
+        if before.removeprefix("the baseline of ") == backend:
+            where = f"{gpu}: {backend}, {subject} {module}, against {before}"
+        out.append(
+            Change(
+                where,
+                "; ".join(what) or "no change of tiles",
+                _effect(effects),
+                bool(effects or kernel),
+                tuple(p.case.id for p in members),
+            )
+        )
+    return sorted(out, key=lambda c: not c.matters)
+
+
+def _effect(moved: set[tuple[str, str, int, int]]) -> str:
+    """The largest move of every predictor and kind, and of how many cases: "N_max 256 to 32 (tile roofline, moe-...)"."""
+    if not moved:
+        return "no N_max moves"
+    parts = []
+    for kind in dict.fromkeys(("measured", "recorded", *(p.replace("_", " ") for p in PREDICTORS))):
+        of_kind = [m for m in moved if m[1] == kind]
+        if not of_kind:
+            continue
+        workload, _, old, new = max(of_kind, key=lambda m: (max(m[2], m[3]) / min(m[2], m[3]), m[0]))
+        others = f", and {len(of_kind) - 1} more" if len(of_kind) > 1 else ""
+        parts.append(f"N_max {old} to {new} ({kind}, {workload}{others})")
+    return "; ".join(parts)
+
+
+def headline(runs: Sequence[Record], found: Sequence[Change]) -> str:
+    """The verdict in one sentence."""
+    cases = [c for r in runs for c in r.cases]
+    counts = {o: sum(c.outcome == o for c in cases) for o in ("FAIL", "INVALID", "PASS", "UNDECIDED")}
+    matter = sum(c.matters for c in found)
+    partial = any(r.partial for r in runs)
+    begun = "Partial, the run was interrupted: " if partial else ""
+    if counts["FAIL"]:
+        said = f"{counts['FAIL']} of {len(cases)} cases fail"
+    elif counts["INVALID"]:
+        said = f"nothing fails, and {counts['INVALID']} of {len(cases)} measurements are not to be trusted"
+    elif counts["PASS"] == len(cases) and cases:
+        said = f"all {len(cases)} cases pass"
+    else:
+        said = f"nothing fails: {counts['PASS']} of {len(cases)} cases pass, the others are open"
+    if matter:
+        said += (
+            f"; {matter} change{'s' if matter > 1 else ''} of granularity or N_max matter{'' if matter > 1 else 's'}"
+        )
+    elif found:
+        said += "; granularity changed where it moves no N_max"
+    text = begun + said + "."
+    return text[0].upper() + text[1:]
+
+
+def interval_or_nothing(side: Side | None) -> str:
+    """`[32, 47]` of a side with a boundary."""
+    return bracketed(side.interval) if side is not None and side.interval is not None else ""

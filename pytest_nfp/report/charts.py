@@ -1,0 +1,335 @@
+"""Charts by Vega: one specification a kind of chart, compiled once, given data for each case. Drawn in the page from the bundle that
+vl-convert carries, and as static SVG by vl-convert itself. Colours are the page's own, so that one chart is light, dark and printed.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import gzip
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
+
+from pytest_nfp.records import CaseRecord
+from pytest_nfp.report.changes import Side
+
+SHOWN_RATIO = 3.0
+"""The axis ends here: past it, how much slower no longer matters to where the boundary is."""
+WIDTH, HEIGHT = 640, 250
+Rows = dict[str, list[dict[str, Any]]]
+_AXIS = {
+    "labelColor": "currentColor",
+    "titleColor": "currentColor",
+    "domainColor": "var(--line)",
+    "tickColor": "var(--line)",
+    "gridColor": "var(--line)",
+    "gridOpacity": 0.6,
+    "labelFontSize": 11,
+    "titleFontSize": 11,
+    "titleFontWeight": "normal",
+}
+_CONFIG = {"background": None, "view": {"stroke": None}, "axis": _AXIS, "font": "system-ui, sans-serif"}
+_X = {
+    "field": "n",
+    "type": "quantitative",
+    "scale": {"type": "log", "base": 2, "nice": False},
+    "title": "positions N",
+    "axis": {"grid": False, "format": "d", "tickCount": 8},
+}
+
+
+def _curve() -> dict[str, Any]:
+    """T(N)/T(N0): the limit, tile edges, before, composed, intervals, points, and where each says that N_max is."""
+    y = {"field": "ratio", "type": "quantitative", "title": "T(N) / T(N0)", "scale": {"domainMin": 0, "nice": False}}
+    tooltip = [
+        {"field": "n", "title": "N"},
+        {"field": "us", "title": "T(N) us", "format": ".1f"},
+        {"field": "ratio", "title": "T(N)/T(N0)", "format": ".3f"},
+    ]
+    outside = {"condition": {"test": "datum.within", "value": "var(--curve)"}, "value": "var(--fail)"}
+
+    def line(name: str, colour: str, dash: list[int]) -> dict[str, Any]:
+        return {
+            "data": {"name": name},
+            "mark": {"type": "line", "color": colour, "strokeDash": dash, "strokeWidth": 1.5},
+            "encoding": {"x": _X, "y": y},
+        }
+
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "layer": [
+            {
+                "data": {"name": "limit"},
+                "mark": {"type": "rule", "color": "var(--fail)", "strokeDash": [5, 4]},
+                "encoding": {"y": y},
+            },
+            {
+                "data": {"name": "edges"},
+                "mark": {"type": "rule", "color": "var(--soft)", "strokeDash": [1, 3]},
+                "encoding": {"x": _X},
+            },
+            line("before", "var(--before)", [4, 3]),
+            line("composed", "var(--pred)", [2, 2]),
+            {
+                "data": {"name": "points"},
+                "mark": {"type": "rule", "color": "var(--curve)"},
+                "encoding": {"x": _X, "y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}},
+            },
+            {
+                "data": {"name": "points"},
+                "mark": {"type": "line", "color": "var(--curve)", "strokeWidth": 2},
+                "encoding": {"x": _X, "y": y},
+            },
+            {
+                "data": {"name": "points"},
+                "mark": {"type": "point", "filled": True, "size": 36, "opacity": 1},
+                "encoding": {"x": _X, "y": y, "color": outside, "tooltip": tooltip},
+            },
+            {
+                "data": {"name": "marks"},
+                "mark": {"type": "rule", "strokeDash": [2, 3]},
+                "encoding": {"x": _X, "color": {"field": "colour", "type": "nominal", "scale": None}},
+            },
+            {
+                "data": {"name": "marks"},
+                "mark": {"type": "text", "baseline": "top", "fontSize": 11, "align": {"expr": "datum.align"}, "dx": {"expr": "datum.dx"}},
+                "encoding": {
+                    "x": _X,
+                    "y": {"field": "row", "type": "quantitative", "scale": None},
+                    "text": {"field": "label"},
+                    "color": {"value": "currentColor"},
+                },
+            },
+        ],
+        "resolve": {"scale": {"y": "shared"}},
+        "config": _CONFIG,
+    }  # fmt: skip
+
+
+def _strip() -> dict[str, Any]:
+    """The granularity map as a strip over row counts, before and after."""
+    x = {
+        "field": "first",
+        "type": "quantitative",
+        "scale": {"type": "log", "base": 2, "nice": False},
+        "title": "rows M",
+    }
+    y = {"field": "side", "type": "nominal", "sort": ["before", "now"], "title": None, "axis": {"labelFontSize": 12}}
+    return {
+        "width": WIDTH,
+        "height": {"step": 30},
+        "data": {"name": "strip"},
+        "layer": [
+            {
+                "mark": {"type": "rect", "stroke": "var(--card)", "strokeWidth": 1},
+                "encoding": {
+                    "x": {**x, "axis": {"grid": False, "format": "d"}},
+                    "x2": {"field": "end"},
+                    "y": y,
+                    "fill": {
+                        "condition": {"test": "datum.changed", "value": "var(--changed)"},
+                        "value": "var(--strip)",
+                    },
+                    "tooltip": [
+                        {"field": "tile", "title": "rows of a tile"},
+                        {"field": "first", "title": "from M"},
+                        {"field": "last", "title": "to M"},
+                    ],
+                },
+            },
+            {
+                "mark": {"type": "text", "fontSize": 11, "color": "currentColor"},
+                "encoding": {
+                    "x": {**x, "field": "middle"},
+                    "y": y,
+                    "text": {"field": "label", "type": "nominal"},
+                },
+            },
+        ],
+        "config": _CONFIG,
+    }
+
+
+def _history() -> dict[str, Any]:
+    """N_max over releases, a line for each series."""
+    x = {
+        "field": "release",
+        "type": "ordinal",
+        "sort": {"field": "order"},
+        "title": None,
+        "axis": {"labelAngle": -35, "grid": False},
+    }
+    y = {
+        "field": "n_max",
+        "type": "quantitative",
+        "scale": {"type": "log", "base": 2, "nice": False},
+        "title": "N_max",
+        "axis": {"format": "d"},
+    }
+    colour = {"field": "colour", "type": "nominal", "scale": None}
+    detail = {"field": "series"}
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "data": {"name": "series"},
+        "layer": [
+            {
+                "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 2},
+                "encoding": {"x": x, "y": y, "stroke": colour, "detail": detail},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
+                "encoding": {"x": x, "y": y, "color": colour, "detail": detail},
+            },
+            {
+                "transform": [{"filter": "datum.label != ''"}],
+                "mark": {"type": "text", "align": "left", "dx": 6, "dy": -8, "fontSize": 11, "color": "currentColor"},
+                "encoding": {"x": x, "y": y, "text": {"field": "label"}},
+            },
+        ],
+        "config": _CONFIG,
+    }
+
+
+@lru_cache(maxsize=1)
+def compiled() -> dict[str, Any]:
+    """The specifications as Vega, by name: curve, strip, history. Their data are empty."""
+    import vl_convert
+
+    return {
+        name: vl_convert.vegalite_to_vega(spec)
+        for name, spec in (("curve", _curve()), ("strip", _strip()), ("history", _history()))
+    }
+
+
+def with_data(name: str, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """A specification with its data in place."""
+    spec: dict[str, Any] = copy.deepcopy(compiled()[name])
+    for source in spec["data"]:
+        if "source" not in source and source["name"] in rows:
+            source["values"] = list(rows[source["name"]])
+    return spec
+
+
+def svg(name: str, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """A chart as SVG: what others wrote in its labels is escaped by Vega."""
+    import vl_convert
+
+    text: str = vl_convert.vega_to_svg(with_data(name, rows))
+    # The page gives the chart its name, and scales it to its column.
+    return text.replace('class="marks"', 'class="marks" role="presentation" aria-hidden="true"', 1)
+
+
+@lru_cache(maxsize=1)
+def bundle() -> str:
+    """Vega's JavaScript as vl-convert carries it, compressed, in base64. Made once for a version: bundling takes two seconds."""
+    import vl_convert
+
+    from pytest_nfp.files import write_atomically
+    from pytest_nfp.granularity.artifacts import cache_folder
+
+    path = cache_folder("report") / f"vega-{version('vl-convert-python')}.b64"
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        script: str = vl_convert.javascript_bundle(None)  # type: ignore[arg-type]  # None is the default bundle
+        text = base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode("ascii")
+    with suppress(OSError):  # Without a cache it is made anew the next time.
+        write_atomically(path, text)
+    return text
+
+
+def curve_rows(case: CaseRecord, tolerance: float, before: Side | None) -> Rows | None:
+    """Data of a case's chart; None where there is no curve."""
+    base = dict(case.curve).get(case.baseline_positions or 0)
+    if not base:
+        return None
+    intervals = {n: (low, high) for n, low, high in case.ratios}
+    own = _ratios(case.curve, base)
+    points = [
+        {
+            "n": n,
+            "us": us,
+            "ratio": min(r, SHOWN_RATIO),
+            "low": min(intervals[n][0] if n in intervals else r, SHOWN_RATIO),
+            "high": min(intervals[n][1] if n in intervals else r, SHOWN_RATIO),
+            "within": r <= 1 + tolerance,
+        }
+        for n, us, r in own
+    ]
+    first, last = own[0][0], own[-1][0]
+    was = dict(before.curve).get(case.baseline_positions or 0) if before is not None else None
+    old = [{"n": n, "ratio": min(r, SHOWN_RATIO)} for n, _, r in _ratios(before.curve, was)] if before and was else []
+    composed = (case.composed or {}).get("curve", [])
+    return {
+        "points": points,
+        "limit": [{"ratio": 1 + tolerance}],
+        "edges": [{"n": n} for n in (case.granularity or {}).get("edges", []) if first < n < last],
+        "before": [p for p in old if first <= p["n"] <= last],
+        "composed": [{"n": n, "ratio": min(us / base, SHOWN_RATIO)} for n, us in composed if first <= n <= last],
+        "marks": _marks(case, before, first, last),
+    }
+
+
+def _ratios(curve: Sequence[tuple[int, float]], base: float) -> list[tuple[int, float, float]]:
+    """(N, microseconds, ratio) up to the first N past what is shown."""
+    found = []
+    for n, us in curve:
+        found.append((n, us, us / base))
+        if us / base > SHOWN_RATIO:
+            break
+    return found
+
+
+def _marks(case: CaseRecord, before: Side | None, first: int, last: int) -> list[dict[str, Any]]:
+    """Vertical lines with their labels, each on a line of its own."""
+    told: list[tuple[str, int | None, str]] = [
+        ("n_max", case.n_max, "var(--curve)"),
+        ("first exit", case.n_first_exit if case.n_first_exit != case.n_max else None, "var(--curve)"),
+    ]
+    if before is not None:
+        told.append(("n_max before", before.n_max, "var(--before)"))
+    told += [(name.replace("_", " "), term["n_max"], "var(--pred)") for name, term in (case.predicted or {}).items()]
+    shown = [(label, n, colour) for label, n, colour in told if n is not None and first <= n <= last]
+    middle = (first * last) ** 0.5
+    return [
+        {
+            "n": n,
+            "label": f"{label} {n}",
+            "colour": colour,
+            "row": 4 + 14 * i,
+            # Beside the line, on the side with more room.
+            "align": "right" if n > middle else "left",
+            "dx": -4 if n > middle else 4,
+        }
+        for i, (label, n, colour) in enumerate(shown)
+    ]
+
+
+def strip_rows(before: Side | None, after: Side, changed: Sequence[tuple[int, int, int, int]]) -> Rows | None:
+    """Data of a case's strip; None where there is no map."""
+    if not after.tiles:
+        return None
+    rows = []
+    sides = [("before", before), ("now", after)] if before is not None and before.tiles else [("now", after)]
+    for name, side in sides:
+        assert side is not None
+        for first, last, tile in side.tiles:
+            width = (last + 1) / first
+            rows.append(
+                {
+                    "side": name,
+                    "first": first,
+                    "last": last,
+                    "end": last + 1,
+                    "middle": (first * (last + 1)) ** 0.5,
+                    "tile": tile,
+                    "label": str(tile) if width > 1.3 else "",
+                    "changed": any(a <= last and first <= b for a, b, _, _ in changed),
+                }
+            )
+    return {"strip": rows}

@@ -1,0 +1,64 @@
+"""The files of a report: records, pages, Markdown and JUnit, in one folder."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_nfp import records
+from pytest_nfp.files import FileError, write_atomically
+from pytest_nfp.records import Record
+from pytest_nfp.report.html import render
+from pytest_nfp.report.junit import junit
+from pytest_nfp.report.markdown import markdown
+
+
+def write_reports(folder: Path, runs: Sequence[Record]) -> list[Path]:
+    """Write <folder>/<gpu>/ of each record (record.json, index.html, summary.md, junit.xml), then <folder>/index.html over all
+    records that are there: those of earlier runs on other GPUs too.
+    """
+    written = []
+    for record in runs:
+        target = folder / record.gpu
+        records.write(target / "record.json", record)
+        written += write_page(target, [record])
+    found = []
+    for path in sorted(folder.glob("*/record.json")):
+        try:
+            found.append(records.read(path))
+        except FileError:
+            continue  # Another release's record: its own report stands beside it.
+    write_atomically(folder / "index.html", render(found))
+    return [*written, folder / "index.html"]
+
+
+def write_page(
+    folder: Path, runs: Sequence[Record], against: Record | None = None, with_history: bool = False
+) -> list[Path]:
+    """Write index.html, summary.md and junit.xml over some records; returns the page's path."""
+    write_atomically(folder / "index.html", render(runs, against, with_history))
+    write_atomically(folder / "summary.md", markdown(runs, against))
+    write_atomically(folder / "junit.xml", junit(runs))
+    return [folder / "index.html"]
+
+
+def why_not_writable(folder: Path) -> str:
+    """Why no report can be written to a folder, told before anything is measured; empty where nothing speaks against it."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        return f"{place} is not a folder"
+    if not os.access(place, os.W_OK):
+        return f"{place} can't be written to"
+    return ""
+
+
+def rescue(runs: Sequence[Record]) -> Path:
+    """Save the records where there is room, after their folder failed: the folder that has them. Raises OSError."""
+    folder = Path(tempfile.mkdtemp(prefix="pytest-nfp-"))
+    for record in runs:
+        records.write(folder / record.gpu / "record.json", record)
+    return folder

@@ -1,0 +1,66 @@
+"""A report as Markdown, for a pull request or a CI step's summary: the verdict, what changed, and the cases that matter."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+
+from pytest_nfp.records import Record, totals
+from pytest_nfp.report import words
+from pytest_nfp.report.changes import Pair, changes, headline, pairs
+from pytest_nfp.report.html import by_urgency, reasons, title
+from pytest_nfp.report.shown import shown
+
+LISTED = 50
+"""Cases of a table: a pull request shows no thousand of them."""
+_ACTIVE = re.compile(r"([\\\\`*_\\[\\]()#|~@!+-])")
+
+
+def escaped(text: object) -> str:
+    """Text that Markdown shows as it is: no markup, no link, no mention, no cell's end."""
+    return _ACTIVE.sub(r"\\\1", html.escape(str(text), quote=False))
+
+
+def markdown(runs: Sequence[Record], against: Record | None = None) -> str:
+    """The whole text."""
+    runs = [shown(r) for r in runs]
+    found = pairs(runs, shown(against) if against is not None else None)
+    changed = changes(found)
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in totals(p.case for p in found).items())
+    lines = [f"## {escaped(title(runs, against))}", "", f"**{escaped(headline(runs, changed))}** {counts}.", ""]
+    lines += [
+        f"- **{'Matters' if c.matters else 'Moves nothing'}** {escaped(c.where)}: {escaped(c.what)}; {escaped(c.effect)}"
+        for c in changed[:LISTED]
+    ]
+    if len(changed) > LISTED:
+        lines.append(f"- and {len(changed) - LISTED} more changes")
+    for outcome, said, n, first in reasons(found):
+        more = f" and {n - 1} more" if n > 1 else ""
+        lines.append(f"- {outcome} {escaped(first)}{more}: {escaped(said)}")
+    if found:
+        lines += ["", *_table(by_urgency(found))]
+    lines += ["", *(_run(r) for r in runs), ""]
+    return "\n".join(lines)
+
+
+def _table(found: Sequence[Pair]) -> list[str]:
+    lines = [
+        "| case | outcome | kind | n_max | interval | before | principle | tile roofline |",
+        "| --- | --- | --- | ---: | --- | --- | --- | --- |",
+    ]
+    for p in found[:LISTED]:
+        c = p.case
+        was = p.before.n_max if p.before is not None else None
+        cells = (c.id, c.outcome, c.kind, words.n_max(c), words.interval(c), was if was is not None else "")
+        predictions = (words.term(c, "principle"), words.term(c, "tile_roofline"))
+        lines.append("| " + " | ".join(escaped(cell) for cell in (*cells, *predictions)) + " |")
+    if len(found) > LISTED:
+        lines += ["", f"{len(found) - LISTED} more cases stand in the HTML report."]
+    return lines
+
+
+def _run(record: Record) -> str:
+    partial = ", interrupted" if record.partial else ""
+    machine = record.machine.get("title", "")
+    return f"{escaped(record.gpu)}: {escaped(machine)}; {escaped(record.tool)}, {escaped(record.started)}{partial}  "

@@ -1,0 +1,25 @@
+"""A record as it is shown: what would steer a terminal, a parser or a reading direction stands there as text."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from pytest_nfp.records import Record
+
+# In JSON text of ASCII alone: control characters, line and paragraph separators, marks and overrides of direction, byte order.
+_STEERING = re.compile(
+    r"(?<!\\)((?:\\\\)*)\\(n|r|t|b|f|u(?:00[01][0-9a-f]|007f|00[89][0-9a-f]|061c|200[b-f]|202[89a-e]|206[0-9]|feff))"
+)
+
+
+def shown_text(text: str) -> str:
+    """JSON text of ASCII whose strings have such characters written as escapes."""
+    return _STEERING.sub(r"\1\\\\\2", text)
+
+
+def shown(record: Record) -> Record:
+    r"""The record with such characters written as escapes: a line end is `\n`, an override `\u202e`."""
+    text = json.dumps(record.model_dump(mode="json", by_alias=True))
+    safe = shown_text(text)
+    return record if safe == text else Record.model_validate_json(safe)

@@ -1,0 +1,214 @@
+"use strict";
+(() => {
+  const PAGE = 100;
+  const $ = (id) => document.getElementById(id);
+  // Only text nodes are made of what a record says: nothing of it can become markup.
+  const el = (tag, props, ...children) => {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(props || {})) {
+      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+      else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+    }
+    for (const child of children) if (child !== null && child !== undefined) node.append(child);
+    return node;
+  };
+  const text = async (id) => {
+    const bytes = Uint8Array.from(atob($(id).textContent), (c) => c.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  };
+  const unpack = async (id) => JSON.parse(await text(id));
+  const once = (make) => { let made = null; return () => (made = made || make()); };
+  const details = once(() => unpack("data-details"));
+  const specs = once(() => unpack("data-specs"));
+  const vega = once(async () => {
+    const script = el("script");
+    script.textContent = await text("data-vega");
+    document.head.append(script);
+    return window.vegaEmbed;
+  });
+
+  const start = async () => {
+    const data = await unpack("data-table");
+    const columns = data.columns, count = columns.id.length;
+    const words = Array(count);
+    for (let i = 0; i < count; i++) words[i] = (columns.id[i] + " " + columns.outcome[i] + " " + columns.kind[i]).toLowerCase();
+    const state = { query: [], chosen: {}, by: null, down: false, shown: PAGE, rows: [] };
+    const shown = ["outcome", "changed", "kind", ...data.numbers.map(([name]) => name)];
+    const names = Object.fromEntries([...data.facets, ...data.numbers, ["id", "Case"]]);
+    const numeric = new Set(["n_idle", "n_max", "first_exit"]);
+
+    // Filters: one choice a column that has more than one value, and words that must all occur.
+    const search = el("input", { type: "search", id: "query", autocomplete: "off", size: 28 });
+    search.addEventListener("input", () => { state.query = search.value.toLowerCase().split(/\s+/).filter(Boolean); update(); });
+    $("filters").append(el("label", {}, "Search", search));
+    for (const [name, title] of data.facets) {
+      const counted = new Map();
+      for (const value of columns[name]) counted.set(value, (counted.get(value) || 0) + 1);
+      if (counted.size < 2) continue;
+      const select = el("select", { "data-facet": name }, el("option", { value: "" }, "all"));
+      const values = [...counted.keys()].sort(order);
+      values.forEach((value, i) => select.append(el("option", { value: i + 1 }, `${value === null ? "none" : value} (${counted.get(value)})`)));
+      select.addEventListener("change", () => {
+        if (select.value) state.chosen[name] = values[select.value - 1]; else delete state.chosen[name];
+        update();
+      });
+      $("filters").append(el("label", {}, title, select));
+    }
+    $("filters").append(el("button", { type: "reset" }, "Show all"));
+    $("filters").addEventListener("submit", (event) => event.preventDefault());
+    $("filters").addEventListener("reset", () => { state.query = []; state.chosen = {}; setTimeout(update); });
+
+    const head = el("tr", {});
+    for (const name of ["id", ...shown]) {
+      const button = el("button", { type: "button", onclick: () => {
+        state.down = state.by === name && !state.down;
+        state.by = name;
+        update();
+      } }, names[name]);
+      head.append(el("th", { scope: "col", "data-column": name, class: numeric.has(name) ? "n" : null }, button));
+    }
+    $("table").tHead.append(head);
+    $("more").addEventListener("click", () => { const from = state.shown; state.shown += 10 * PAGE; fill(from); });
+
+    function order(a, b) {
+      if (a === b) return 0;
+      if (a === null) return 1;  // What is not there comes last.
+      if (b === null) return -1;
+      if (typeof a === "number" && typeof b === "number") return a - b;
+      if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
+      return compare(a, b);
+    }
+
+    function update() {
+      const chosen = Object.entries(state.chosen), rows = [];
+      for (let i = 0; i < count; i++) {
+        if (chosen.every(([name, value]) => columns[name][i] === value) && state.query.every((word) => words[i].includes(word))) rows.push(i);
+      }
+      if (state.by !== null) {
+        const column = columns[state.by], way = state.down ? -1 : 1;
+        rows.sort((a, b) => (column[a] === null || column[b] === null ? order(column[a], column[b]) : way * order(column[a], column[b])) || a - b);
+      }
+      state.rows = rows;
+      state.shown = PAGE;
+      for (const th of head.children) {
+        if (th.dataset.column === state.by) th.setAttribute("aria-sort", state.down ? "descending" : "ascending"); else th.removeAttribute("aria-sort");
+      }
+      $("count").textContent = `${rows.length} of ${count} cases`;
+      $("table").tBodies[0].replaceChildren();
+      fill(0);
+    }
+
+    function fill(from) {
+      const part = document.createDocumentFragment();
+      for (const i of state.rows.slice(from, state.shown)) part.append(row(i));
+      $("table").tBodies[0].append(part);
+      const left = state.rows.length - state.shown;
+      $("more").hidden = left <= 0;
+      $("more").textContent = `Show more (${left} not shown)`;
+    }
+
+    function row(i) {
+      const tr = el("tr", { "data-case": columns.id[i] });
+      const button = el("button", { type: "button", "aria-expanded": "false", onclick: () => toggle(i, tr, button) }, el("bdi", {}, columns.id[i]));
+      tr.append(el("th", { scope: "row" }, button));
+      for (const name of shown) {
+        const value = columns[name][i];
+        const cell = el("td", { class: numeric.has(name) ? "n" : name === "outcome" ? `outcome ${value}` : null, "data-field": name });
+        if (value !== null) cell.append(String(value));
+        tr.append(cell);
+      }
+      return tr;
+    }
+
+    async function toggle(i, tr, button) {
+      const isOpen = button.getAttribute("aria-expanded") === "true";
+      button.setAttribute("aria-expanded", String(!isOpen));
+      if (isOpen) { tr.nextElementSibling.remove(); return; }
+      const cell = el("td", { colspan: shown.length + 1 }, "…");
+      tr.after(el("tr", { class: "detail" }, cell));
+      const found = (await details())[i];
+      cell.replaceChildren(...describe(i, found));
+      for (const [kind, rows] of [["curve", found.chart], ["strip", found.strip]]) {
+        if (rows) await draw(cell.querySelector(`[data-chart=${kind}]`), kind, rows);
+      }
+    }
+
+    function describe(i, c) {
+      const parts = [];
+      for (const [question, outcome, reasons] of c.reasons) {
+        parts.push(el("p", {}, el("span", { class: `outcome ${outcome}` }, outcome), ` ${question}`, reasons.length ? ": " : "", el("bdi", {}, reasons.join("; "))));
+      }
+      if (c.changes.length) parts.push(el("p", {}, el("strong", {}, "Changed"), ` against ${c.before}: ${c.changes.join("; ")}`));
+      const kind = columns.kind[i];
+      if (c.chart) {
+        const said = `T(N) over N, ${kind}: n_max ${columns.n_max[i]} ${columns.interval[i] || ""}`;
+        parts.push(el("figure", {}, el("div", { "data-chart": "curve", role: "img", "aria-label": said }),
+          el("figcaption", { class: "soft" }, `T(N)/T(N0 = ${c.baseline_positions}), ${kind}. Dashed across: the limit 1 + ${data.tolerances[data.runs[i]]}. Dotted upright: ends of tiles.`
+            + (c.chart.before ? " Dashed grey: before." : "") + (c.chart.composed ? " Dotted violet: the sum of the modules." : ""))));
+        parts.push(curveTable(c));
+      }
+      if (c.strip) parts.push(el("figure", {}, el("div", { "data-chart": "strip", role: "img", "aria-label": `Rows of a tile over row counts: ${tiles(c.granularity.tiles)}` }),
+        el("figcaption", { class: "soft" }, `Rows of a tile over row counts M (${c.granularity.kernel}): ${tiles(c.granularity.tiles)}. ${(c.granularity.warnings || []).join(" ")}`)));
+      parts.push(facts(c));
+      if (c.log) parts.push(el("p", {}, "Last lines of the engine:"), el("pre", {}, c.log.join("\n")));
+      return parts;
+    }
+
+    function tiles(ranges) { return ranges.map(([a, b, t]) => `${a} to ${b}: ${t}`).join(", "); }
+
+    function curveTable(c) {
+      const header = el("tr", {}, el("th", { scope: "row" }, "N")), line = el("tr", {}, el("th", { scope: "row" }, "T(N) us"));
+      const rows = [header, line];
+      for (const [n, us] of c.curve) { header.append(el("th", { scope: "col", class: "n" }, String(n))); line.append(el("td", { class: "n" }, String(us))); }
+      for (const [name, title] of [["steps", "step us"], ["active_experts", "experts read"], ["modes", "graph"], ["padded", "padded to"], ["settings", "setting"], ["executed", "executed FLOPs"]]) {
+        if (!c[name]) continue;
+        const more = el("tr", {}, el("th", { scope: "row" }, title));
+        for (const [n] of c.curve) more.append(el("td", { class: "n" }, c[name][n] === undefined ? "" : String(c[name][n])));
+        rows.push(more);
+      }
+      return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Curve" }, el("table", {}, ...rows));
+    }
+
+    function facts(c) {
+      const list = el("dl", {});
+      const add = (title, value) => { if (value !== undefined && value !== null && value !== "") list.append(el("dt", {}, title), el("dd", {}, el("bdi", {}, value))); };
+      const pairs = (map) => map && Object.entries(map).map(([k, v]) => `${k} ${typeof v === "object" ? JSON.stringify(v) : v}`).join(", ");
+      for (const [name, term] of Object.entries(c.predicted || {})) add(name.replace("_", " ") + " (predicted)", `N_max ${term.n_max}${term.interval ? ` [${term.interval[0]}, ${term.interval[1] ?? ".."}]` : ""}, limited by ${term.limiting}`);
+      add("predicted on", c.basis);
+      if (c.composed) add("composed of its modules", c.composed.reason || `N_max ${c.composed.n_max}, ${c.composed.steps} steps from the measured one, limited by ${c.composed.limiting}, T ${(100 * c.composed.error).toFixed(0)}% off in the median`);
+      add("N_max by tolerance", pairs(c.sensitivity));
+      add("source of the curve", c.source);
+      add("kernel", c.kernel);
+      add("timer", c.timer);
+      if (c.granularity) add("source of the map", `${c.granularity.source}; ${c.granularity.origin} ${c.granularity.artifact || ""} ${c.granularity.sha256 ? "sha256 " + c.granularity.sha256 : ""}`);
+      add("measured by", pairs(c.counts));
+      add("trust", pairs(c.trust));
+      if (c.proof) add("proof of N", Object.entries(c.proof).map(([n, [rows, cached]]) => `N=${n}: ${rows} over ${cached}`).join(", "));
+      if (c.kernels) add("kernels", [...new Set(Object.values(c.kernels))].join("; "));
+      if (c.floor_us) add("byte floor", `${c.floor_us.toFixed(1)} us`);
+      return list;
+    }
+
+    async function draw(place, kind, rows) {
+      const embed = await vega(), spec = structuredClone((await specs())[kind]);
+      for (const source of spec.data) {
+        const given = rows[source.name];
+        if (source.source !== undefined || !given) continue;
+        const [names, ...values] = given;
+        source.values = values.map((v) => Object.fromEntries(names.map((name, at) => [name, v[at]])));
+      }
+      await embed(place, spec, { mode: "vega", renderer: "svg", actions: false, defaultStyle: false, logLevel: 1 });
+      const svg = place.querySelector("svg");
+      svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
+      svg.setAttribute("aria-hidden", "true");
+    }
+
+    document.documentElement.classList.add("js");
+    $("live").hidden = false;
+    update();
+    document.documentElement.dataset.ready = "true";
+  };
+  const compare = new Intl.Collator("en", { numeric: true }).compare;
+  // Without it the page stays as it is: what matters most stands in it.
+  if ("DecompressionStream" in window) start();
+})();

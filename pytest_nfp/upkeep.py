@@ -1,0 +1,121 @@
+"""The life of stored baselines: which are there, which nobody asks for any more, which are stale, which can't be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from pytest_nfp import catalog
+from pytest_nfp.baselines import WRITTEN, BaselineFile, path_of, stored_backends, write
+from pytest_nfp.cases import BYTES_PER_ELEMENT, ROUTINGS, Backend, expand, variants
+from pytest_nfp.catalog import UnknownName
+from pytest_nfp.files import FileError, read_yaml
+from pytest_nfp.registry import MODULES
+from pytest_nfp.scale import SUFFIX, tiny
+
+KEEP = 3
+"""Releases of a framework that are kept for a GPU and subject: what runs, what it came from, and one more to compare with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A baseline file with what is wrong with it. error: why it can't be read. unused: cases that no suite asks for, or all of
+    them where `gone` says why. stale: why it is old.
+    """
+
+    path: Path
+    gpu: str
+    backend: Backend
+    subject: str
+    file: BaselineFile | None = None
+    error: str = ""
+    gone: str = ""
+    unused: list[str] = field(default_factory=list)
+    stale: str = ""
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return not (self.error or self.gone or self.unused or self.stale)
+
+
+def stored(folder: Path, today: date, keep: int = KEEP, older_than: int | None = None) -> Iterator[Stored]:
+    """Every baseline file of a folder, by GPU, framework, release and subject. older_than: days from which a file is stale."""
+    for gpu in sorted(p.name for p in folder.glob("*/")):
+        backends = stored_backends(folder, gpu)
+        for backend in backends:
+            for path in sorted(path_of(folder, gpu, backend, "x").parent.glob("*.yaml")):
+                newer = [b for b in backends if b.framework == backend.framework and _is_newer(b, backend)]
+                newer = [b for b in newer if path_of(folder, gpu, b, path.stem).exists()]
+                yield _examined(path, gpu, backend, [b.release for b in newer], today, keep, older_than)
+
+
+def _examined(
+    path: Path, gpu: str, backend: Backend, newer: list[str], today: date, keep: int, older_than: int | None
+) -> Stored:
+    try:
+        file = read_yaml(path, BaselineFile)
+    except FileError as error:
+        return Stored(path, gpu, backend, path.stem, error=str(error))
+    said = (file.gpu, file.backend, file.subject)
+    if said != (gpu, str(backend), path.stem):
+        wrong = f"it says {', '.join(said)}, its place says {gpu}, {backend}, {path.stem}"
+        return Stored(path, gpu, backend, path.stem, file, error=wrong)
+    stale = f"{len(newer)} newer releases have baselines: {', '.join(newer)}" if len(newer) >= keep else ""
+    written = file.provenance.get(WRITTEN)
+    if older_than is not None and written is not None and not stale:
+        try:
+            days = (today - date.fromisoformat(written)).days
+        except ValueError:
+            return Stored(path, gpu, backend, path.stem, file, error=f"written on {written!r}, which is no date")
+        stale = f"written on {written}, {days} days ago" if days > older_than else ""
+    gone, unused = _unused(file, gpu, backend)
+    return Stored(path, gpu, backend, path.stem, file, gone=gone, unused=unused, stale=stale)
+
+
+def _is_newer(a: Backend, b: Backend) -> bool:
+    try:
+        return Version(a.release or "0") > Version(b.release or "0")
+    except InvalidVersion:
+        return False
+
+
+def _unused(file: BaselineFile, gpu: str, backend: Backend) -> tuple[str, list[str]]:
+    """Why nothing asks for the file, or the cases of it that nothing asks for."""
+    if backend.framework == "own":
+        return "", []  # A user's test asks for it, which only a run can tell.
+    is_cpu = gpu == "cpu" or gpu.startswith("cpu-")
+    try:
+        if not is_cpu:
+            catalog.gpu(gpu)
+        model = catalog.model(file.subject.removesuffix(SUFFIX))
+    except UnknownName as error:
+        return str(error).splitlines()[0], []
+    subjects = [tiny(model)] if file.subject.endswith(SUFFIX) else [model]
+    known = set()
+    for subject in subjects:
+        for module in MODULES:
+            for dtype in BYTES_PER_ELEMENT:
+                for case in expand("cpu" if is_cpu else gpu, backend, module, subject, (*ROUTINGS, "uniform"), dtype):  # type: ignore[arg-type]  # names of modules
+                    known |= {c.key for c in (case, *variants(case))}
+                    if module == "dense":
+                        known |= {f"{module}-{dtype}-gemm{n}x{k}-b{case.batch}" for n, k in case.gemms}
+    # A replayed trace is named by its file, which only a run can tell.
+    return "", [key for key in file.cases if key not in known and "trace" not in key]
+
+
+def prune(found: Stored) -> bool:
+    """Remove what is unused or stale of a file, or the file; whether anything was removed. What can't be read stays."""
+    if found.error or found.file is None or found.is_fine:
+        return False
+    left = {k: c for k, c in found.file.cases.items() if k not in found.unused}
+    if found.gone or found.stale or not left:
+        found.path.unlink()
+        return True
+    found.file.cases = left
+    write(found.path.parent.parent.parent, [(found.backend, found.file)])
+    return True

@@ -182,19 +182,14 @@ def dump(baseline: BaselineFile) -> str:
     return text
 
 
-WRITTEN = "written"
-"""The day on which a file's content last changed, among its provenance."""
-
-
-def write(folder: Path, files: Iterable[tuple[Backend, BaselineFile]], today: str = "") -> list[Path]:
-    """Write the files whose content changes, dated `today` (ISO); returns their paths. What is only written anew stays as it is."""
+def write(folder: Path, files: Iterable[tuple[Backend, BaselineFile]]) -> list[Path]:
+    """Write the files whose text changes; returns their paths."""
     written = []
     for backend, baseline in files:
         path = path_of(folder, baseline.gpu, backend, baseline.subject)
-        if not path.exists() or path.read_text(encoding="utf-8") != dump(baseline):
-            if today:
-                baseline.provenance[WRITTEN] = today
-            write_atomically(path, dump(baseline))
+        text = dump(baseline)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_atomically(path, text)
             written.append(path)
     return written
 

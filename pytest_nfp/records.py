@@ -160,6 +160,12 @@ def dump(record: Record) -> str:
     return json.dumps(record.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False) + "\n"
 
 
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a record's file, published as docs/record.schema.json."""
+    found = Record.model_json_schema(by_alias=True, mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **found}
+
+
 def write(path: Path, record: Record) -> None:
     """Write a record atomically."""
     write_atomically(path, dump(record))

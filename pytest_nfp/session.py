@@ -766,8 +766,7 @@ class Session:
 
     def write_baselines(self) -> list[Path]:
         """Write what --nfp-update collected; the paths whose text changed."""
-        files = [(backend, f) for (_, backend, _), f in self.updates.items()]
-        return baselines.write(self.baseline_folder, files, self.started[:10])
+        return baselines.write(self.baseline_folder, [(backend, f) for (_, backend, _), f in self.updates.items()])
 
     def baseline_changes(self) -> list[str]:
         """What --nfp-update is about to change, in meaning, by file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
@@ -10,7 +11,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from pytest_nfp import catalog
-from pytest_nfp.baselines import WRITTEN, BaselineFile, path_of, stored_backends, write
+from pytest_nfp.baselines import BaselineFile, path_of, stored_backends, write
 from pytest_nfp.cases import BYTES_PER_ELEMENT, ROUTINGS, Backend, expand, variants
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.files import FileError, read_yaml
@@ -44,7 +45,9 @@ class Stored:
 
 
 def stored(folder: Path, today: date, keep: int = KEEP, older_than: int | None = None) -> Iterator[Stored]:
-    """Every baseline file of a folder, by GPU, framework, release and subject. older_than: days from which a file is stale."""
+    """Every baseline file of a folder, by GPU, framework, release and subject. older_than: days without a commit from which a file is
+    stale, where git tells.
+    """
     for gpu in sorted(p.name for p in folder.glob("*/")):
         backends = stored_backends(folder, gpu)
         for backend in backends:
@@ -66,15 +69,21 @@ def _examined(
         wrong = f"it says {', '.join(said)}, its place says {gpu}, {backend}, {path.stem}"
         return Stored(path, gpu, backend, path.stem, file, error=wrong)
     stale = f"{len(newer)} newer releases have baselines: {', '.join(newer)}" if len(newer) >= keep else ""
-    written = file.provenance.get(WRITTEN)
-    if older_than is not None and written is not None and not stale:
-        try:
-            days = (today - date.fromisoformat(written)).days
-        except ValueError:
-            return Stored(path, gpu, backend, path.stem, file, error=f"written on {written!r}, which is no date")
-        stale = f"written on {written}, {days} days ago" if days > older_than else ""
+    if older_than is not None and not stale and (day := committed(path)) is not None:
+        days = (today - day).days
+        stale = f"last changed on {day}, {days} days ago" if days > older_than else ""
     gone, unused = _unused(file, gpu, backend)
     return Stored(path, gpu, backend, path.stem, file, gone=gone, unused=unused, stale=stale)
+
+
+def committed(path: Path) -> date | None:
+    """The day of the last commit that changed a file; None outside git. A date in the file would be a conflict in every merge."""
+    command = ["git", "log", "-1", "--format=%cs", "--", path.name]
+    try:
+        done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=False, timeout=30)
+        return date.fromisoformat(done.stdout.strip())
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
 
 
 def _is_newer(a: Backend, b: Backend) -> bool:

@@ -15,15 +15,17 @@ import remotezip
 import requests
 import torch
 import tree_sitter_cpp
+import vl_convert
 from hypothesis import settings
 
 import pytest_nfp.measure.calibrate
+import pytest_nfp.report.files
 import pytest_nfp.report.terminal
 import pytest_nfp.session
 from pytest_nfp import calibrated
 from pytest_nfp.granularity import artifacts, attention, fused_moe
 
-__all__ = ["pyarrow", "pypi_simple", "remotezip", "requests", "torch", "tree_sitter_cpp", "pytest_nfp"]
+__all__ = ["pyarrow", "pypi_simple", "remotezip", "requests", "torch", "tree_sitter_cpp", "vl_convert", "pytest_nfp"]
 
 # Timing never decides a test: a slow machine is no failure.
 settings.register_profile("untimed", deadline=None)

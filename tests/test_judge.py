@@ -11,7 +11,7 @@ import pytest
 from pytest_nfp.cli import main
 from pytest_nfp.records import CaseRecord, TestResult, write
 
-from .report.test_report import record as one_record
+from .report.made import record as one_record
 
 
 def judge(capsys: pytest.CaptureFixture[str], path: Path, text: str, *more: str) -> tuple[int, dict[str, Any]]:

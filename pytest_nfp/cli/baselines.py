@@ -36,7 +36,9 @@ def add(commands: Any) -> None:
         v.add_argument(
             "--keep", type=options.positive, default=KEEP, help=f"releases that are not stale (default {KEEP})"
         )
-        v.add_argument("--older-than", type=options.positive, metavar="DAYS", help="what was written before is stale")
+        v.add_argument(
+            "--older-than", type=options.positive, metavar="DAYS", help="stale without a commit for so long (git)"
+        )
         if verb == "prune":
             v.add_argument("--dry-run", action="store_true", help="say what would be removed")
         if verb == "show":

@@ -74,9 +74,10 @@ def run_compare(given: argparse.Namespace) -> int:
     """Compare two records. Raises FileError."""
     from pytest_nfp import records
     from pytest_nfp.judge import EXIT, compare_records
+    from pytest_nfp.report.shown import shown
     from pytest_nfp.verdict import worst
 
-    found, notes = compare_records(records.read(given.old), records.read(given.new))
+    found, notes = compare_records(shown(records.read(given.old)), shown(records.read(given.new)))
     outcome = worst([c.outcome for c in found]) if found else "UNDECIDED"
     if given.json:
         rows = [_as_json(c) for c in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,29 +20,34 @@ def add(commands: Any) -> None:
     )
     p.add_argument(
         "records",
-        nargs="+",
+        nargs="*",
         type=Path,
         metavar="RECORD",
         help="record.json, or the journal.jsonl of a run that was killed",
     )
-    p.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write to; made if it is not there"
-    )
+    p.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder to write to; made if it is not there")
     p.add_argument(
         "--against",
         type=Path,
         metavar="OLD",
         help="an earlier record: its cases stand beside these, in place of the baselines",
     )
+    p.add_argument("--schema", action="store_true", help="print the JSON Schema of record.json and end")
     p.add_argument("--history", action="store_true", help="N_max over the releases that the records have")
     p.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> int:
     """Write the report. Raises FileError."""
+    from pytest_nfp import records
     from pytest_nfp.files import FileError
     from pytest_nfp.report.files import write_page
 
+    if given.schema:
+        print(json.dumps(records.json_schema(), indent=1))
+        return 0
+    if not given.records or given.output is None:
+        raise FileError("give at least one record and -o DIR")
     runs = [record for path in given.records for record in _records(path)]
     against = _records(given.against)[0] if given.against is not None else None
     try:

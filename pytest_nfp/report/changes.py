@@ -189,7 +189,7 @@ def headline(runs: Sequence[Record], found: Sequence[Change]) -> str:
     elif counts["INVALID"]:
         said = f"nothing fails, and {counts['INVALID']} of {len(cases)} measurements are not to be trusted"
     elif counts["PASS"] == len(cases) and cases:
-        said = f"all {len(cases)} cases pass"
+        said = f"all {len(cases)} cases pass" if len(cases) > 1 else "the one case passes"
     else:
         said = f"nothing fails: {counts['PASS']} of {len(cases)} cases pass, the others are open"
     if matter:

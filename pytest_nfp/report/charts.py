@@ -316,20 +316,30 @@ def strip_rows(before: Side | None, after: Side, changed: Sequence[tuple[int, in
         return None
     rows = []
     sides = [("before", before), ("now", after)] if before is not None and before.tiles else [("now", after)]
+    cuts = sorted({first for first, _, _, _ in changed} | {last + 1 for _, last, _, _ in changed})
     for name, side in sides:
         assert side is not None
-        for first, last, tile in side.tiles:
-            width = (last + 1) / first
+        for first, last, tile in _cut(side.tiles, cuts):
+            end = last + 1
             rows.append(
                 {
                     "side": name,
                     "first": first,
                     "last": last,
-                    "end": last + 1,
-                    "middle": (first * (last + 1)) ** 0.5,
+                    "end": end,
+                    "middle": (first * end) ** 0.5,
                     "tile": tile,
-                    "label": str(tile) if width > 1.3 else "",
-                    "changed": any(a <= last and first <= b for a, b, _, _ in changed),
+                    "label": str(tile) if end / first > 1.3 else "",
+                    "changed": any(a <= first <= b for a, b, _, _ in changed),
                 }
             )
     return {"strip": rows}
+
+
+def _cut(tiles: Sequence[tuple[int, int, int]], cuts: Sequence[int]) -> list[tuple[int, int, int]]:
+    """The ranges with an end before each of these counts that lies inside one."""
+    found = []
+    for first, last, tile in tiles:
+        starts = [first, *(c for c in cuts if first < c <= last)]
+        found += [(a, b - 1, tile) for a, b in zip(starts, [*starts[1:], last + 1], strict=True)]
+    return found

@@ -14,12 +14,12 @@ from pytest_nfp.report.shown import shown
 
 LISTED = 50
 """Cases of a table: a pull request shows no thousand of them."""
-_ACTIVE = re.compile(r"([\\\\`*_\\[\\]()#|~@!+-])")
+_ACTIVE = re.compile(r"([\\`*_\[\]()#|~!+-])")
 
 
 def escaped(text: object) -> str:
-    """Text that Markdown shows as it is: no markup, no link, no mention, no cell's end."""
-    return _ACTIVE.sub(r"\\\1", html.escape(str(text), quote=False))
+    """Text that Markdown shows as it is: no markup, no link, no cell's end; and no mention, which a comment behind its @ undoes."""
+    return _ACTIVE.sub(r"\\\1", html.escape(str(text), quote=False)).replace("@", "@<!-- -->")
 
 
 def markdown(runs: Sequence[Record], against: Record | None = None) -> str:

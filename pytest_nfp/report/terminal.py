@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.records import CaseRecord, Record, totals
 from pytest_nfp.report import words
+from pytest_nfp.report.shown import shown
 
 MODELS = (
     "full model",
@@ -25,6 +26,7 @@ HEADER = ("case", "N_idle", "principle", "tile roofline", "n_max", "interval", "
 
 def summary_lines(record: Record, verbosity: int = 0) -> list[str]:
     """Lines of the summary; reasons of cases that passed only with -v."""
+    record = shown(record)
     shared = f"{record.gpu}-"
     rows = [HEADER, *(_row(c, shared) for c in record.cases)]
     widths = [max(len(r[i]) for r in rows) for i in range(len(HEADER))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,49 +11,13 @@ import pytest
 
 from pytest_nfp import records
 from pytest_nfp.files import FileError
-from pytest_nfp.records import CaseRecord, Record, TestResult
+from pytest_nfp.records import FIRST, Record, TestResult
 from pytest_nfp.report import write_reports
 from pytest_nfp.report.html import render
 from pytest_nfp.report.terminal import summary_lines
+from tests.conftest import PROJECT
 
-PREDICTED = {"principle": {"n_max": 32, "limiting": "branch"}, "tile_roofline": {"n_max": 512, "limiting": "moe"}}
-
-
-def case(name: str, **changed: object) -> CaseRecord:
-    fields: dict[str, object] = {
-        "id": f"h200-vllm==1-{name}",
-        "gpu": "h200",
-        "backend": "vllm==1",
-        "module": "moe",
-        "subject": name,
-        "workload": "moe-bf16-b1",
-        "kind": "recorded",
-        "outcome": "PASS",
-        "predicted": PREDICTED,
-        "n_idle": 1445.07,
-        "baseline_positions": 32,
-        "n_max": 512,
-        "n_max_interval": (512, 767),
-        "n_first_exit": 256,
-        "curve": [(32, 400.0), (64, 410.5), (512, 440.25), (768, 700.0)],
-    }
-    return CaseRecord.model_validate(fields | changed)
-
-
-def record(*cases: CaseRecord, partial: bool = False) -> Record:
-    return Record(
-        schema=records.SCHEMA,
-        tool="pytest-nfp 0",
-        gpu="h200",
-        started="2026-01-01T00:00:00+00:00",
-        partial=partial,
-        tolerance=0.2,
-        match_tolerance=0.15,
-        protocol="adaptive",
-        seed=0,
-        machine={"title": "a machine"},
-        cases=list(cases),
-    )
+from .made import BASELINE, GRANULARITY, case, record
 
 
 class Cells(HTMLParser):
@@ -81,6 +46,10 @@ class Cells(HTMLParser):
             self._field = None
 
 
+def render_one(one: Record) -> str:
+    return render([one])
+
+
 def parsed(html: str) -> Cells:
     cells = Cells()
     cells.feed(html)
@@ -89,7 +58,7 @@ def parsed(html: str) -> Cells:
 
 def test_the_pages_numbers_are_the_records() -> None:
     """Every cell of a case's row, from the record alone."""
-    row = parsed(render(record(case("a")))).rows["h200-vllm==1-a"]
+    row = parsed(render_one(record(case("a")))).rows["h200-vllm==1-a"]
     assert row == {
         "n_idle": "1445",
         "principle": "32 branch",
@@ -114,7 +83,7 @@ def test_a_prediction_never_appears_as_a_measurement() -> None:
         n_idle=None,
         n_idle_unbounded=True,
     )
-    row = parsed(render(record(c))).rows["h200-vllm==1-a"]
+    row = parsed(render_one(record(c))).rows["h200-vllm==1-a"]
     assert (row.get("n_max", ""), row["kind"], row["n_idle"]) == ("", "predicted", "unbounded")
     header, line, *_ = summary_lines(record(c))
     assert header.split()[:2] == ["case", "N_idle"]
@@ -122,17 +91,17 @@ def test_a_prediction_never_appears_as_a_measurement() -> None:
 
 
 def test_the_page_fetches_nothing() -> None:
-    """Offline: no address outside the file, no script."""
-    html = render(record(case("a"), case("b", n_max_interval=(64, None))))
+    """Offline: no address outside the file but names of XML, and a policy that would refuse one."""
+    html = render_one(record(case("a"), case("b", n_max_interval=(64, None))))
     assert parsed(html).fetched == []
-    assert "<script" not in html
-    assert "url(" not in html
+    assert "default-src 'none'" in html
+    assert "url(" not in html.replace("url(#", "")
     assert "[64, ..]" in html
 
 
 def test_what_others_wrote_is_escaped() -> None:
     """A kernel's name or a reason can't become markup."""
-    html = render(record(case("<b>x</b>", reasons=["<script>alert(1)</script>"], kernel="<i>k</i>")))
+    html = render_one(record(case("<b>x</b>", reasons=["<script>alert(1)</script>"], kernel="<i>k</i>")))
     assert "<script>alert" not in html
     assert "&lt;script&gt;" in html
     assert "<b>x</b>" not in html
@@ -140,22 +109,29 @@ def test_what_others_wrote_is_escaped() -> None:
 
 
 def test_the_chart_marks_the_limit_n_max_and_both_predictions() -> None:
-    """One point a measured N inside the plot; the outside ones in another class."""
-    html = render(record(case("a")))
-    assert len(re.findall(r'class="dot"', html)) == 3
-    assert len(re.findall(r'class="out"', html)) == 1
-    for label in ("n_max 512", "principle 32", "tile roofline 512"):
-        assert f">{label}</text>" in html
+    """One point a measured N; the outside ones in the colour of failure; the page's own colours alone."""
+    html = render_one(record(case("a", granularity=GRANULARITY, baseline=BASELINE)))
+    static = html[html.index('class="static"') :]
+    points = re.findall(r'<path aria-label="[^"]*"[^>]*fill="(var\([a-z-]+\))"', static)
+    assert [points.count(f"var(--{c})") for c in ("curve", "fail")] == [3, 1]
+    for label in ("n_max 512", "principle 32", "tile roofline 512", "n_max before 512"):
+        assert f">{label}</text>" in static
+    drawn = "".join(re.findall(r"<svg.*?</svg>", static, re.S))
+    colours = {c for _, c in re.findall(r'(fill|stroke)="([^"]+)"', drawn)} - {"none", "transparent", "currentColor"}
+    assert all(c.startswith("var(--") for c in colours), colours
 
 
-def test_reports_lead_to_each_other(tmp_path: Path) -> None:
-    """<gpu>/record.json, <gpu>/index.html, and an index over all of them; a second run keeps the first's report."""
+def test_a_folder_has_a_report_a_gpu_and_one_over_all(tmp_path: Path) -> None:
+    """<gpu>/ with record, page, Markdown and JUnit, and a page over all records; a second run keeps the first's."""
     write_reports(tmp_path, [record(case("a"))])
-    other = record(case("b", gpu="cpu")).model_copy(update={"gpu": "cpu"})
+    other = record(case("b", gpu="cpu", id="cpu-vllm==1-b"), gpu="cpu")
     written = write_reports(tmp_path, [other])
     assert written == [tmp_path / "cpu" / "index.html", tmp_path / "index.html"]
-    index = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert parsed(index).fetched == ["cpu/index.html", "h200/index.html"]
+    both = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert list(parsed(both).rows) == ["cpu-vllm==1-b", "h200-vllm==1-a"]
+    assert sorted(p.name for p in (tmp_path / "h200").iterdir()) == [
+        "index.html", "junit.xml", "record.json", "summary.md",
+    ]  # fmt: skip
     assert records.read(tmp_path / "h200" / "record.json") == record(case("a"))
 
 
@@ -186,6 +162,40 @@ def test_a_record_survives_its_file_and_a_broken_one_is_named(tmp_path: Path) ->
     )
     with pytest.raises(FileError, match=r"record.json: cases.0.kind: "):
         records.read(path)
+
+
+def test_a_record_of_schema_1_is_read_as_it_would_be_now(tmp_path: Path) -> None:
+    """What its cases' workloads say together is said apart; a record of an unknown schema is refused by name."""
+    path = tmp_path / "record.json"
+    data = json.loads(records.dump(record(case("a"), case("b", workload="attention-fp8-block-contiguous-b2-L4096"))))
+    for old in data["cases"]:
+        for name in ("dtype", "batch", "context", "top_k", "routing", "baseline", "padded", "log"):
+            del old[name]
+    path.write_text(json.dumps({**data, "schema": FIRST}), encoding="utf-8")
+    a, b = records.read(path).cases
+    assert (a.dtype, a.batch, a.context, a.top_k, a.routing) == ("bf16", 1, None, 8, "balanced")
+    assert (b.dtype, b.batch, b.context, b.top_k, b.routing) == ("fp8-block", 2, 4096, None, None)
+    path.write_text(json.dumps({**data, "schema": "https://pytest-nfp/record/9", "tool": "pytest-nfp 7"}))
+    with pytest.raises(FileError, match=r"record/9', written by pytest-nfp 7; this release reads .*upgrade pytest-nfp"):
+        records.read(path)
+    path.write_text('{"tool": "x"}', encoding="utf-8")
+    with pytest.raises(FileError, match="names no schema"):
+        records.read(path)
+    path.write_text(records.dump(record(case("a")))[:200], encoding="utf-8")
+    with pytest.raises(FileError, match=r"cut short.*journal.jsonl has what it finished"):
+        records.read(path)
+
+
+def test_the_published_schema_is_the_records(tmp_path: Path) -> None:
+    """docs/record.schema.json is what the code checks, and a record that is written fits it."""
+    import jsonschema
+
+    published = json.loads((PROJECT / "docs" / "record.schema.json").read_text(encoding="utf-8"))
+    assert published == records.json_schema(), "write it anew: nfp report --schema > docs/record.schema.json"
+    written = json.loads(records.dump(record(case("a", granularity=GRANULARITY, baseline=BASELINE))))
+    jsonschema.Draft202012Validator(published).validate(written)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(published).validate({**written, "gpu": 7})
 
 
 def test_no_number_of_a_record_can_be_nan() -> None:

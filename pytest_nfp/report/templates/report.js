@@ -197,7 +197,9 @@
         const [names, ...values] = given;
         source.values = values.map((v) => Object.fromEntries(names.map((name, at) => [name, v[at]])));
       }
-      await embed(place, spec, { mode: "vega", renderer: "svg", actions: false, defaultStyle: false, logLevel: 1 });
+      const inner = el("div");  // The library names what it draws in; the place keeps the page's own name.
+      place.append(inner);
+      await embed(inner, spec, { mode: "vega", renderer: "svg", actions: false, defaultStyle: false, logLevel: 1 });
       const svg = place.querySelector("svg");
       svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
       svg.setAttribute("aria-hidden", "true");

@@ -1,0 +1,103 @@
+"""What changed, on what, and whether it matters; the same over many releases."""
+
+from __future__ import annotations
+
+from pytest_nfp.records import CaseRecord
+from pytest_nfp.report import history
+from pytest_nfp.report.changes import changes, headline, pairs
+from pytest_nfp.report.charts import curve_rows, strip_rows
+
+from .made import BASELINE, GRANULARITY, case, record
+
+
+def release(of: str, n_max: int, **changed: object) -> CaseRecord:
+    told: dict[str, object] = {
+        "id": f"h200-vllm=={of}-a", "backend": f"vllm=={of}", "n_max": n_max, "n_max_interval": (n_max, n_max),
+    }  # fmt: skip
+    return case("a", **told | changed)
+
+
+def test_the_same_change_of_several_cases_is_told_once() -> None:
+    """Where, what, the largest effect and of how many cases; what matters first."""
+    one = case("a", granularity=GRANULARITY, baseline=BASELINE, n_max=32, n_max_interval=(32, 63))
+    two = one.model_copy(
+        update={"id": "other", "workload": "moe-bf16-b1-k2-balanced", "n_max": 128, "n_max_interval": (128, 200)}
+    )
+    calm = case("b", granularity=GRANULARITY, baseline={**BASELINE, "predicted": None, "n_max_interval": None})
+    found = changes(pairs([record(calm, one, two)]))
+    assert [(c.matters, len(c.cases)) for c in found] == [(True, 2), (False, 1)]
+    assert found[0].where == "h200: vllm==0.9 to vllm==1, a moe"
+    assert found[0].what == "16 to 64 rows from M=33"
+    assert "N_max 512 to 32 (recorded, moe-bf16-b1-k8-balanced, and 1 more)" in found[0].effect
+    assert "N_max 256 to 32 (principle" in found[0].effect
+    assert found[1].effect == "no N_max moves"
+
+
+def test_another_kernel_matters_and_an_unknown_one_is_no_other() -> None:
+    """A kernel's name that differs is a change of its own; where one side does not know it, nothing is said."""
+    same = {**BASELINE, "tiles": GRANULARITY["tiles"], "predicted": None, "n_max_interval": None}
+    other = case("a", granularity=GRANULARITY, baseline={**same, "kernel": "flashinfer"})
+    unknown = case("b", granularity=GRANULARITY, baseline={**same, "kernel": "unknown"})
+    (found,) = changes(pairs([record(other, unknown)]))
+    assert (found.what, found.matters) == ("kernel flashinfer to triton", True)
+
+
+def test_intervals_that_meet_are_no_move() -> None:
+    """N_max moved where the intervals are apart; a measured and a recorded one are not compared."""
+
+    def moves(interval: tuple[int, int | None], kind: str = "recorded") -> list[tuple[str, int, int]]:
+        held = {**BASELINE, "predicted": None, "n_max_interval": interval, "kind": kind}
+        return pairs([record(case("a", granularity=GRANULARITY, baseline=held, n_max_interval=(64, 95)))])[0].n_max
+
+    assert moves((95, 100)) == []
+    assert moves((80, None)) == []
+    assert moves((96, 100)) == [("recorded", 512, 512)]
+    assert moves((96, 100), "measured") == []
+
+
+def test_the_headline_is_the_verdict() -> None:
+    """Failures first, then measurements that can't be trusted, then what is open; a run that was cut short says so first."""
+    passed, failed, broken, still = (case(o, outcome=o) for o in ("PASS", "FAIL", "INVALID", "UNDECIDED"))
+    assert headline([record(passed, failed)], []) == "1 of 2 cases fail."
+    assert headline([record(passed, broken)], []) == "Nothing fails, and 1 of 2 measurements are not to be trusted."
+    assert headline([record(passed, still)], []) == "Nothing fails: 1 of 2 cases pass, the others are open."
+    assert headline([record(passed, partial=True)], []) == "Partial, the run was interrupted: the one case passes."
+
+
+def test_history_orders_releases_and_marks_what_changed() -> None:
+    """0.9 before 0.10; a cell says n_max, its interval and kind; a case of one release alone has no history; the newest record counts."""
+    old = record(release("0.10.0", 512), case("alone"), started="2026-01-02T00:00:00+00:00")
+    older = record(release("0.9.1", 256), release("0.10.0", 1), started="2026-01-01T00:00:00+00:00")
+    predicted = record(release("0.11.0", 512, curve=[], kind="predicted", n_max_interval=None))
+    (table,) = history.tables([old, older, predicted])
+    assert table["releases"] == ["0.9.1", "0.10.0", "0.11.0"]
+    (row,) = table["rows"]
+    assert row["cells"] == [
+        ("256 [256, 256]", "recorded", False),
+        ("512 [512, 512]", "recorded", True),
+        ("512", "predicted", False),
+    ]
+    ((said, svg),) = history.figures([old, older, predicted])
+    assert "1: a moe-bf16-b1-k8-balanced" in said
+    assert "<svg" in svg
+
+
+def test_charts_hold_what_the_record_holds() -> None:
+    """Ratios to T(N0), cut where the axis ends; intervals; the baseline's curve over its own T(N0); the strip cut where it changed."""
+    c = case("a", granularity=GRANULARITY, baseline=BASELINE, ratios=[(512, 1.08, 1.12)], curve=[(32, 100.0), (64, 110.0), (512, 280.0), (768, 400.0), (1024, 500.0)])  # fmt: skip
+    pair = pairs([record(c)])[0]
+    rows = curve_rows(c, 0.2, pair.before)
+    assert rows is not None
+    assert [(p["n"], p["ratio"], p["within"]) for p in rows["points"]] == [
+        (32, 1.0, True), (64, 1.1, True), (512, 2.8, False), (768, 3.0, False),
+    ]  # fmt: skip
+    assert [(p["low"], p["high"]) for p in rows["points"]][2] == (1.08, 1.12)
+    assert rows["before"][1] == {"n": 64, "ratio": 420.5 / 410}
+    strip = strip_rows(pair.before, pair.after, pair.tiles)
+    assert strip is not None
+    assert [(r["side"], r["first"], r["last"], r["tile"], r["changed"]) for r in strip["strip"]] == [
+        ("before", 1, 32, 16, False),
+        ("before", 33, 512, 16, True),
+        ("now", 1, 32, 16, False),
+        ("now", 33, 512, 64, True),
+    ]

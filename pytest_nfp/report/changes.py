@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from pytest_nfp.granularity import changed_ranges, tiles_in_words
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.records import CaseRecord, Record
+from pytest_nfp.report.shown import shown
 from pytest_nfp.verdict import has_moved
 
 PREDICTORS = ("tile_roofline", "principle")
@@ -22,7 +24,7 @@ class Side:
 
     name: str
     kernel: str | None = None
-    tiles: list[tuple[int, int, int]] = field(default_factory=list)
+    tiles: tuple[tuple[int, int, int], ...] = ()
     predicted: dict[str, Any] | None = None
     kind: str | None = None
     n_max: int | None = None
@@ -32,48 +34,54 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A case with what it was before; run: which of the records it is of."""
+    """A case with what it was before; run: which of the records it is of.
+
+    tiles: (first, last, before, after) row counts at which the tile differs. kernel: the map's before and after, where it is
+    another. n_max: (kind or predictor, before, after) of every N_max that moved.
+    """
 
     run: int
     case: CaseRecord
     before: Side | None
     after: Side
-
-    @property
-    def tiles(self) -> list[tuple[int, int, int, int]]:
-        """(first, last, before, after) row counts at which the tile differs."""
-        if self.before is None or not self.before.tiles or not self.after.tiles:
-            return []
-        return changed_ranges(self.before.tiles, self.after.tiles)
-
-    @property
-    def kernel(self) -> tuple[str, str] | None:
-        """The map's kernel before and after, where it is another."""
-        if self.before is None or UNKNOWN in (old := self.before.kernel, new := self.after.kernel):
-            return None
-        return (old, new) if old and new and old != new else None
-
-    @property
-    def n_max(self) -> list[tuple[str, int, int]]:
-        """(kind or predictor, before, after) of every N_max that moved: a curve's where the intervals are apart."""
-        if self.before is None:
-            return []
-        moved = []
-        a, b = self.before, self.after
-        if a.interval and b.interval and a.kind == b.kind and a.n_max is not None and b.n_max is not None:
-            low, high = max(a.interval[0], b.interval[0]), [i[1] for i in (a.interval, b.interval) if i[1] is not None]
-            if high and low > min(high):
-                moved.append((str(b.kind), a.n_max, b.n_max))
-        for name in PREDICTORS:
-            old, new = ((s.predicted or {}).get(name) for s in (a, b))
-            if old is not None and new is not None and has_moved(old, new):
-                moved.append((name.replace("_", " "), old["n_max"], new["n_max"]))
-        return moved
+    tiles: tuple[tuple[int, int, int, int], ...] = ()
+    kernel: tuple[str, str] | None = None
+    n_max: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def is_changed(self) -> bool:
         """Whether tiles, kernel or an N_max differ."""
         return bool(self.tiles or self.kernel or self.n_max)
+
+
+def _pair(run: int, case: CaseRecord, before: Side | None) -> Pair:
+    after = side_of(case)
+    if before is None:
+        return Pair(run, case, None, after)
+    tiles = _changed(before.tiles, after.tiles) if before.tiles and after.tiles else ()
+    old, new = before.kernel, after.kernel
+    other = (old, new) if old and new and old != new and UNKNOWN not in (old, new) else None
+    return Pair(run, case, before, after, tiles, other, tuple(_moved(before, after)))
+
+
+@lru_cache(maxsize=4096)
+def _changed(
+    before: tuple[tuple[int, int, int], ...], after: tuple[tuple[int, int, int], ...]
+) -> tuple[tuple[int, int, int, int], ...]:
+    """Many cases share a map."""
+    return tuple(changed_ranges(before, after))
+
+
+def _moved(a: Side, b: Side) -> Iterator[tuple[str, int, int]]:
+    """A curve's N_max has moved where the intervals are apart, of curves of one kind."""
+    if a.interval and b.interval and a.kind == b.kind and a.n_max is not None and b.n_max is not None:
+        low, high = max(a.interval[0], b.interval[0]), [i[1] for i in (a.interval, b.interval) if i[1] is not None]
+        if high and low > min(high):
+            yield str(b.kind), a.n_max, b.n_max
+    for name in PREDICTORS:
+        old, new = ((s.predicted or {}).get(name) for s in (a, b))
+        if old is not None and new is not None and has_moved(old, new):
+            yield name.replace("_", " "), old["n_max"], new["n_max"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ def side_of(case: CaseRecord) -> Side:
     return Side(
         case.backend,
         g.get("kernel"),
-        [(a, b, t) for a, b, t in g.get("tiles", [])],
+        tuple((a, b, t) for a, b, t in g.get("tiles", [])),
         case.predicted,
         case.kind if has_curve else None,
         case.n_max if has_curve else None,
@@ -108,7 +116,7 @@ def _baseline_of(case: CaseRecord) -> Side | None:
     if h is None:
         return None
     # A curve of another release is what this one may differ by: it is shown, and the judge alone holds it to anything.
-    return Side(h.name, h.kernel, h.tiles, h.predicted, h.kind, h.n_max, h.n_max_interval, h.curve)
+    return Side(h.name, h.kernel, tuple(h.tiles), h.predicted, h.kind, h.n_max, h.n_max_interval, h.curve)
 
 
 def key_of(case: CaseRecord) -> str:
@@ -127,7 +135,7 @@ def pairs(runs: Sequence[Record], against: Record | None = None) -> list[Pair]:
             else:
                 was = old.get(key_of(case))
                 before = side_of(was) if was is not None else None
-            found.append(Pair(run, case, before, side_of(case)))
+            found.append(_pair(run, case, before))
     return found
 
 
@@ -138,7 +146,7 @@ def changes(found: Sequence[Pair]) -> list[Change]:
         if p.before is not None and p.is_changed:
             c = p.case
             own = () if p.tiles or p.kernel else (c.workload,)
-            groups[c.gpu, p.before.name, c.backend, c.subject, c.module, tuple(p.tiles), p.kernel, own].append(p)
+            groups[c.gpu, p.before.name, c.backend, c.subject, c.module, p.tiles, p.kernel, own].append(p)
     out = []
     for (gpu, before, backend, subject, module, tiles, kernel, _), members in groups.items():
         what = []
@@ -175,6 +183,24 @@ def _effect(moved: set[tuple[str, str, int, int]]) -> str:
         others = f", and {len(of_kind) - 1} more" if len(of_kind) > 1 else ""
         parts.append(f"N_max {old} to {new} ({kind}, {workload}{others})")
     return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Records made ready to be shown, once for every format: with nothing in them that steers a reader, beside what was before."""
+
+    runs: list[Record]
+    against: Record | None
+    pairs: list[Pair]
+    changes: list[Change]
+
+
+def view_of(runs: Sequence[Record], against: Record | None = None) -> View:
+    """against: an earlier record that their cases stand beside, in place of their baselines."""
+    clean = [shown(r) for r in runs]
+    old = shown(against) if against is not None else None
+    found = pairs(clean, old)
+    return View(clean, old, found, changes(found))
 
 
 def headline(runs: Sequence[Record], found: Sequence[Change]) -> str:

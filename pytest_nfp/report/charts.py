@@ -244,48 +244,48 @@ def bundle() -> str:
 
 
 def curve_rows(case: CaseRecord, tolerance: float, before: Side | None) -> Rows | None:
-    """Data of a case's chart; None where there is no curve."""
-    base = dict(case.curve).get(case.baseline_positions or 0)
-    if not base:
+    """Data of a case's chart; None where there is no curve. The page's script makes the same of the record (report.js, curveRows)."""
+    base, span = dict(case.curve).get(case.baseline_positions or 0), span_of(case)
+    if not base or span is None:
         return None
+    first, last = span
     intervals = {n: (low, high) for n, low, high in case.ratios}
-    own = _ratios(case.curve, base)
+    was = dict(before.curve).get(case.baseline_positions or 0) if before is not None else None
+
+    def ratios(curve: Sequence[tuple[int, float]], to: float) -> list[dict[str, Any]]:
+        return [{"n": n, "ratio": min(us / to, SHOWN_RATIO)} for n, us in curve if first <= n <= last]
+
     points = [
         {
             "n": n,
             "us": us,
-            "ratio": min(r, SHOWN_RATIO),
-            "low": min(intervals[n][0] if n in intervals else r, SHOWN_RATIO),
-            "high": min(intervals[n][1] if n in intervals else r, SHOWN_RATIO),
-            "within": r <= 1 + tolerance,
+            "ratio": min(us / base, SHOWN_RATIO),
+            "low": min(intervals[n][0] if n in intervals else us / base, SHOWN_RATIO),
+            "high": min(intervals[n][1] if n in intervals else us / base, SHOWN_RATIO),
+            "within": us / base <= 1 + tolerance,
         }
-        for n, us, r in own
+        for n, us in case.curve
+        if n <= last
     ]
-    first, last = own[0][0], own[-1][0]
-    was = dict(before.curve).get(case.baseline_positions or 0) if before is not None else None
-    old = [{"n": n, "ratio": min(r, SHOWN_RATIO)} for n, _, r in _ratios(before.curve, was)] if before and was else []
-    composed = (case.composed or {}).get("curve", [])
     return {
         "points": points,
         "limit": [{"ratio": 1 + tolerance}],
         "edges": [{"n": n} for n in (case.granularity or {}).get("edges", []) if first < n < last],
-        "before": [p for p in old if first <= p["n"] <= last],
-        "composed": [{"n": n, "ratio": min(us / base, SHOWN_RATIO)} for n, us in composed if first <= n <= last],
-        "marks": _marks(case, before, first, last),
+        "before": ratios(before.curve, was) if before is not None and was else [],
+        "composed": ratios((case.composed or {}).get("curve", []), base),
+        "marks": marks(case, before, first, last),
     }
 
 
-def _ratios(curve: Sequence[tuple[int, float]], base: float) -> list[tuple[int, float, float]]:
-    """(N, microseconds, ratio) up to the first N past what is shown."""
-    found = []
-    for n, us in curve:
-        found.append((n, us, us / base))
-        if us / base > SHOWN_RATIO:
-            break
-    return found
+def span_of(case: CaseRecord) -> tuple[int, int] | None:
+    """First and last N that a case's chart shows: up to the first one past the end of the axis. None without T(N0)."""
+    base = dict(case.curve).get(case.baseline_positions or 0)
+    if not base:
+        return None
+    return case.curve[0][0], next((n for n, us in case.curve if us / base > SHOWN_RATIO), case.curve[-1][0])
 
 
-def _marks(case: CaseRecord, before: Side | None, first: int, last: int) -> list[dict[str, Any]]:
+def marks(case: CaseRecord, before: Side | None, first: int, last: int) -> list[dict[str, Any]]:
     """Vertical lines with their labels, each on a line of its own."""
     told: list[tuple[str, int | None, str]] = [
         ("n_max", case.n_max, "var(--curve)"),
@@ -310,16 +310,24 @@ def _marks(case: CaseRecord, before: Side | None, first: int, last: int) -> list
     ]
 
 
-def strip_rows(before: Side | None, after: Side, changed: Sequence[tuple[int, int, int, int]]) -> Rows | None:
+def strip_rows(before: Side | None, after: Side, changed: tuple[tuple[int, int, int, int], ...]) -> Rows | None:
     """Data of a case's strip; None where there is no map."""
     if not after.tiles:
         return None
-    rows = []
-    sides = [("before", before), ("now", after)] if before is not None and before.tiles else [("now", after)]
+    return {"strip": _strip_of(before.tiles if before is not None else (), after.tiles, changed)}
+
+
+@lru_cache(maxsize=4096)
+def _strip_of(
+    before: tuple[tuple[int, int, int], ...],
+    after: tuple[tuple[int, int, int], ...],
+    changed: tuple[tuple[int, int, int, int], ...],
+) -> list[dict[str, Any]]:
+    """Many cases share a map, and its strip."""
     cuts = sorted({first for first, _, _, _ in changed} | {last + 1 for _, last, _, _ in changed})
-    for name, side in sides:
-        assert side is not None
-        for first, last, tile in _cut(side.tiles, cuts):
+    rows = []
+    for name, tiles in (("before", before), ("now", after)):
+        for first, last, tile in _cut(tiles, cuts):
             end = last + 1
             rows.append(
                 {
@@ -327,13 +335,13 @@ def strip_rows(before: Side | None, after: Side, changed: Sequence[tuple[int, in
                     "first": first,
                     "last": last,
                     "end": end,
-                    "middle": (first * end) ** 0.5,
+                    "middle": round((first * end) ** 0.5, 2),
                     "tile": tile,
                     "label": str(tile) if end / first > 1.3 else "",
                     "changed": any(a <= first <= b for a, b, _, _ in changed),
                 }
             )
-    return {"strip": rows}
+    return rows
 
 
 def _cut(tiles: Sequence[tuple[int, int, int]], cuts: Sequence[int]) -> list[tuple[int, int, int]]:

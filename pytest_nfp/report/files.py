@@ -10,6 +10,7 @@ from pathlib import Path
 from pytest_nfp import records
 from pytest_nfp.files import FileError, write_atomically
 from pytest_nfp.records import Record
+from pytest_nfp.report.changes import view_of
 from pytest_nfp.report.html import render
 from pytest_nfp.report.junit import junit
 from pytest_nfp.report.markdown import markdown
@@ -30,7 +31,7 @@ def write_reports(folder: Path, runs: Sequence[Record]) -> list[Path]:
             found.append(records.read(path))
         except FileError:
             continue  # Another release's record: its own report stands beside it.
-    write_atomically(folder / "index.html", render(found))
+    write_atomically(folder / "index.html", render(view_of(found)))
     return [*written, folder / "index.html"]
 
 
@@ -38,9 +39,10 @@ def write_page(
     folder: Path, runs: Sequence[Record], against: Record | None = None, with_history: bool = False
 ) -> list[Path]:
     """Write index.html, summary.md and junit.xml over some records; returns the page's path."""
-    write_atomically(folder / "index.html", render(runs, against, with_history))
-    write_atomically(folder / "summary.md", markdown(runs, against))
-    write_atomically(folder / "junit.xml", junit(runs))
+    view = view_of(runs, against)
+    write_atomically(folder / "index.html", render(view, with_history))
+    write_atomically(folder / "summary.md", markdown(view))
+    write_atomically(folder / "junit.xml", junit(view))
     return [folder / "index.html"]
 
 

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pytest_nfp.records import Record, totals
 from pytest_nfp.report import charts, history, page, words
-from pytest_nfp.report.changes import Pair, changes, headline, pairs
-from pytest_nfp.report.shown import shown
+from pytest_nfp.report.changes import Pair, View, headline
 
-FIGURES = 10
+FIGURES = 8
 """Cases whose charts stand in the page without its script: those that matter most."""
-LISTED = 200
+LISTED = 100
 """Cases that the page lists without its script, and on paper."""
 URGENT = ("FAIL", "INVALID", "UNDECIDED", "UNSUPPORTED", "SKIPPED", "PASS")
 
@@ -35,12 +35,9 @@ def environment() -> Any:
     )
 
 
-def render(runs: Sequence[Record], against: Record | None = None, with_history: bool = False) -> str:
-    """Records as one page. against: an earlier record that their cases stand beside, in place of their baselines."""
-    runs = [shown(r) for r in runs]
-    against = shown(against) if against is not None else None
-    found = pairs(runs, against)
-    changed = changes(found)
+def render(view: View, with_history: bool = False) -> str:
+    """Records as one page."""
+    runs, found = view.runs, view.pairs
     first = by_urgency(found)
     script = {
         "columns": page.table(runs, found),
@@ -48,27 +45,29 @@ def render(runs: Sequence[Record], against: Record | None = None, with_history: 
         "numbers": page.COLUMNS,
         "tolerances": [r.tolerance for r in runs],
         "runs": [p.run for p in found],
+        "shownRatio": charts.SHOWN_RATIO,
     }
+    drawn = (f for p in first if (f := figure(p, runs[p.run].tolerance)))
     text: str = (
         environment()
         .get_template("report.html")
         .render(
-            title=title(runs, against),
+            title=title(runs, view.against),
             runs=runs,
             names=[page.run_name(r) for r in runs],
             cases=len(found),
             totals=totals(p.case for p in found),
-            headline=headline(runs, changed),
-            changes=changed,
+            headline=headline(runs, view.changes),
+            changes=view.changes,
             reasons=reasons(found),
             listed=first[:LISTED],
-            figures=[f for p in first[: 2 * FIGURES] if (f := figure(p, runs[p.run].tolerance))][:FIGURES],
-            against=against,
+            figures=list(islice(drawn, FIGURES)),
+            against=view.against,
             history=history.tables(runs) if with_history else [],
             history_svg=history.figures(runs) if with_history else [],
             words=words,
             table=page.packed(script),
-            details=page.packed(page.details(runs, found)),
+            details=page.packed_text(page.details(found)),
             specs=page.packed(charts.compiled()),
             vega=charts.bundle(),
         )

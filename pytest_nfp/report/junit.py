@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET  # written here, never parsed
-from collections.abc import Sequence
 
-from pytest_nfp.records import CaseRecord, Record, TestResult
-from pytest_nfp.report.shown import shown
+from pytest_nfp.records import CaseRecord, TestResult
+from pytest_nfp.report.changes import View
 
 FAILED = "FAIL"
 BROKEN = "INVALID"
 
 
-def junit(runs: Sequence[Record]) -> str:
+def junit(view: View) -> str:
     """A suite a record, a test for each question of a case. FAIL is a failure, INVALID an error, what is open is skipped."""
     root = ET.Element("testsuites")
-    for record in (shown(r) for r in runs):
+    for record in view.runs:
         tests = [(c, question, test.outcome, test.reasons) for c in record.cases for question, test in _tests(c)]
         counts = {
             "tests": len(tests),

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from pytest_nfp.records import Record, totals
 from pytest_nfp.report import words
-from pytest_nfp.report.changes import Pair, changes, headline, pairs
+from pytest_nfp.report.changes import Pair, View, headline
 from pytest_nfp.report.html import by_urgency, reasons, title
-from pytest_nfp.report.shown import shown
 
 LISTED = 50
 """Cases of a table: a pull request shows no thousand of them."""
@@ -22,13 +21,11 @@ def escaped(text: object) -> str:
     return _ACTIVE.sub(r"\\\1", html.escape(str(text), quote=False)).replace("@", "@<!-- -->")
 
 
-def markdown(runs: Sequence[Record], against: Record | None = None) -> str:
+def markdown(view: View) -> str:
     """The whole text."""
-    runs = [shown(r) for r in runs]
-    found = pairs(runs, shown(against) if against is not None else None)
-    changed = changes(found)
+    runs, found, changed = view.runs, view.pairs, view.changes
     counts = ", ".join(f"{n} {outcome}" for outcome, n in totals(p.case for p in found).items())
-    lines = [f"## {escaped(title(runs, against))}", "", f"**{escaped(headline(runs, changed))}** {counts}.", ""]
+    lines = [f"## {escaped(title(runs, view.against))}", "", f"**{escaped(headline(runs, changed))}** {counts}.", ""]
     lines += [
         f"- **{'Matters' if c.matters else 'Moves nothing'}** {escaped(c.where)}: {escaped(c.what)}; {escaped(c.effect)}"
         for c in changed[:LISTED]

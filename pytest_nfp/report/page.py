@@ -81,44 +81,40 @@ def table(runs: Sequence[Record], found: Sequence[Pair]) -> dict[str, list[Any]]
     return out
 
 
-HIDDEN = {"id", "samples", "baseline", "reasons", "outcome", "kind"}
+HIDDEN = {"id", "samples", "baseline", "reasons", "outcome", "kind", "gpu", "backend", "subject", "workload", "module"}
+"""Of a case's record what the page has elsewhere, or not at all."""
 
 
-def details(runs: Sequence[Record], found: Sequence[Pair]) -> list[dict[str, Any]]:
-    """Of each case: what its record holds, the data of its charts, and what changed."""
-    out = []
+def details(found: Sequence[Pair]) -> str:
+    """JSON text, of each case [what its record holds, what its charts show besides the curve, and what changed].
+
+    The record's part is text as pydantic writes it: made into objects here and into text again, it would take longer than all the
+    rest of a report.
+    """
+    parts = []
     for p in found:
-        c = p.case
-        data = c.model_dump(mode="json", exclude_defaults=True, exclude=HIDDEN)
-        data["reasons"] = [[question, test.outcome, test.reasons] for question, test in sorted(c.tests.items())] or [
-            ["case", c.outcome, c.reasons]
-        ]
-        data.pop("tests", None)
-        if rows := charts.curve_rows(c, runs[p.run].tolerance, p.before):
-            data["chart"] = _slim(rows)
-        if strip := charts.strip_rows(p.before, p.after, p.tiles):
-            data["strip"] = _slim(strip)
+        more: dict[str, Any] = {"changes": words.changes(p)}
         if p.before is not None:
-            data["before"] = p.before.name
-        data["changes"] = words.changes(p)
-        out.append(data)
-    return out
+            more |= {"before": p.before.name, "beforeCurve": p.before.curve}
+        if not p.case.tests:
+            more["tests"] = {"case": {"outcome": p.case.outcome, "reasons": p.case.reasons}}
+        if span := charts.span_of(p.case):
+            more["marks"] = charts.marks(p.case, p.before, *span)
+        if strip := charts.strip_rows(p.before, p.after, p.tiles):
+            more["strip"] = strip["strip"]
+        parts.append(f"[{p.case.model_dump_json(exclude_defaults=True, exclude=HIDDEN)},{_json(more)}]")
+    return f"[{','.join(parts)}]"
 
 
-def _slim(rows: charts.Rows) -> dict[str, Any]:
-    """Rows as their names once and a list a row: half of a page is chart data."""
-    return {
-        name: [list(listed[0]), *([_short(v) for v in row.values()] for row in listed)]
-        for name, listed in rows.items()
-        if listed
-    }
-
-
-def _short(value: Any) -> Any:
-    return round(value, 4) if isinstance(value, float) else value
+def _json(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
 
 def packed(data: Any) -> str:
-    """JSON, compressed, in base64: text that can stand in any page."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    """Data as JSON, compressed, in base64: text that can stand in any page."""
+    return packed_text(_json(data))
+
+
+def packed_text(text: str) -> str:
+    """Text, compressed, in base64."""
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode("ascii")

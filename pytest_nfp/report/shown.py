@@ -11,6 +11,8 @@ from pytest_nfp.records import Record
 _STEERING = re.compile(
     r"(?<!\\)((?:\\\\)*)\\(n|r|t|b|f|u(?:00[01][0-9a-f]|007f|00[89][0-9a-f]|061c|200[b-f]|202[89a-e]|206[0-9]|feff))"
 )
+# The same in JSON as it may be written with every character that is not escaped: where it finds nothing, there is nothing.
+_SUSPECT = re.compile("\\\\[nrtbfu]|[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
 def shown_text(text: str) -> str:
@@ -20,6 +22,6 @@ def shown_text(text: str) -> str:
 
 def shown(record: Record) -> Record:
     r"""The record with such characters written as escapes: a line end is `\n`, an override `\u202e`."""
-    text = json.dumps(record.model_dump(mode="json", by_alias=True))
-    safe = shown_text(text)
-    return record if safe == text else Record.model_validate_json(safe)
+    if _SUSPECT.search(record.model_dump_json(by_alias=True)) is None:
+        return record
+    return Record.model_validate_json(shown_text(json.dumps(record.model_dump(mode="json", by_alias=True))))

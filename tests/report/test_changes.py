@@ -45,14 +45,14 @@ def test_another_kernel_matters_and_an_unknown_one_is_no_other() -> None:
 def test_intervals_that_meet_are_no_move() -> None:
     """N_max moved where the intervals are apart; a measured and a recorded one are not compared."""
 
-    def moves(interval: tuple[int, int | None], kind: str = "recorded") -> list[tuple[str, int, int]]:
+    def moves(interval: tuple[int, int | None], kind: str = "recorded") -> tuple[tuple[str, int, int], ...]:
         held = {**BASELINE, "predicted": None, "n_max_interval": interval, "kind": kind}
         return pairs([record(case("a", granularity=GRANULARITY, baseline=held, n_max_interval=(64, 95)))])[0].n_max
 
-    assert moves((95, 100)) == []
-    assert moves((80, None)) == []
-    assert moves((96, 100)) == [("recorded", 512, 512)]
-    assert moves((96, 100), "measured") == []
+    assert moves((95, 100)) == ()
+    assert moves((80, None)) == ()
+    assert moves((96, 100)) == (("recorded", 512, 512),)
+    assert moves((96, 100), "measured") == ()
 
 
 def test_the_headline_is_the_verdict() -> None:

@@ -13,6 +13,7 @@ from pytest_nfp import records
 from pytest_nfp.files import FileError
 from pytest_nfp.records import FIRST, Record, TestResult
 from pytest_nfp.report import write_reports
+from pytest_nfp.report.changes import view_of
 from pytest_nfp.report.html import render
 from pytest_nfp.report.terminal import summary_lines
 from tests.conftest import PROJECT
@@ -47,7 +48,7 @@ class Cells(HTMLParser):
 
 
 def render_one(one: Record) -> str:
-    return render([one])
+    return render(view_of([one]))
 
 
 def parsed(html: str) -> Cells:

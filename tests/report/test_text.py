@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nfp.records import TestResult
+from pytest_nfp.report.changes import view_of
 from pytest_nfp.report.junit import junit
 from pytest_nfp.report.markdown import escaped, markdown
 from pytest_nfp.report.shown import shown
@@ -36,7 +37,7 @@ def failing() -> TestResult:
 def test_markdown_says_the_verdict_the_changes_and_what_did_not_pass() -> None:
     """In that order, then a table with a row a case, cut where a pull request would drown."""
     changed = case("a", outcome="FAIL", reasons=["granularity changed"], granularity=GRANULARITY, baseline=BASELINE)
-    text = markdown([record(changed, *(case(f"c{i}") for i in range(60)))])
+    text = markdown(view_of([record(changed, *(case(f"c{i}") for i in range(60)))]))
     lines = text.splitlines()
     assert lines[0] == "## Near\\-free parallelism: h200"
     assert lines[2].startswith("**1 of 61 cases fail; ")
@@ -51,7 +52,7 @@ def test_markdown_says_the_verdict_the_changes_and_what_did_not_pass() -> None:
 def test_markdown_shows_hostile_names_as_text() -> None:
     """No cell ends, no markup, link, mention or heading begins, no line is broken."""
     c = case(HOSTILE, subject=HOSTILE, outcome="FAIL", reasons=[HOSTILE])
-    lines = markdown([record(c, machine={"title": HOSTILE})]).splitlines()
+    lines = markdown(view_of([record(c, machine={"title": HOSTILE})])).splitlines()
     row = next(line for line in lines if line.startswith("| h200"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 9
     for line in lines:
@@ -75,7 +76,7 @@ def test_junit_has_what_every_reader_knows_and_no_more() -> None:
         case("c", tests={"boundary": TestResult(outcome="UNDECIDED", reasons=["noise"])}, outcome="UNDECIDED"),
         case(HOSTILE, tests={"boundary": failing()}, outcome="FAIL"),
     ]
-    root = ET.fromstring(junit([record(*cases)]))
+    root = ET.fromstring(junit(view_of([record(*cases)])))
     for element in root.iter():
         assert set(element.attrib) <= ALLOWED[element.tag]
     (suite,) = root

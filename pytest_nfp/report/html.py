@@ -14,7 +14,7 @@ from pytest_nfp.records import Record, totals
 from pytest_nfp.report import charts, history, page, words
 from pytest_nfp.report.changes import Pair, View, headline
 
-FIGURES = 8
+FIGURES = 6
 """Cases whose charts stand in the page without its script: those that matter most."""
 LISTED = 100
 """Cases that the page lists without its script, and on paper."""

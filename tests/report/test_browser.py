@@ -142,7 +142,7 @@ def test_without_script_and_on_paper_what_matters_stands_there(page_file: Path, 
         assert not page.is_visible("#live")
         assert page.inner_text("#verdict").startswith("80 of 240 cases fail; ")
         assert page.inner_text(".static tbody tr >> nth=0 >> td >> nth=0") == "FAIL"
-        assert page.locator(".static figure svg").count() == 16
+        assert page.locator(".static figure svg").count() == 12
     with opened(page_file) as script:
         assert not script.page.is_visible(".static")
         script.page.emulate_media(media="print")

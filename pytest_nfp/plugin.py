@@ -6,7 +6,7 @@ This module is loaded in every pytest run with the package installed, so it impo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,8 @@ import pytest
 from pytest_nfp import settings
 
 if TYPE_CHECKING:
-    from pytest_nfp.cases import Case
+    from pytest_nfp.cases import Case, Module
+    from pytest_nfp.executed import Executed
     from pytest_nfp.journal import Journal
     from pytest_nfp.measure import Curve
     from pytest_nfp.session import Session
@@ -197,6 +198,10 @@ class Nfp:
     def check(self, curve: Curve, granularity: int | None = None) -> None:
         """Hold a curve to N_max = granularity (positions in one tile) and to the stored baseline of this test."""
         self._end(self._session.check_own(curve, granularity, self._name))
+
+    def note_executed(self, found: Executed, predicted: Mapping[int, float], module: Module) -> None:
+        """Keep what a kernel executed under Triton's interpreter (`pytest_nfp.executed`) in the record, beside what its map predicts."""
+        self._session.note_executed(found, predicted, module, self._name)
 
     def _ask(self, question: Callable[[Case], Verdict], case: Case) -> None:
         from pytest_nfp.files import FileError

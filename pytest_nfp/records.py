@@ -17,7 +17,8 @@ from pytest_nfp.verdict import Outcome, worst
 SCHEMA = "https://pytest-nfp/record/2"
 FIRST = "https://pytest-nfp/record/1"
 """The schema before it: its cases did not say their dtype, batch, context, k and routing apart."""
-Kind = Literal["measured", "predicted", "recorded"]
+Kind = Literal["measured", "predicted", "recorded", "executed"]
+"""Of a curve: measured in that run, or recorded elsewhere; else predicted. executed: products counted under an interpreter, no time."""
 Whole = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 """What was seen, which can be nothing."""
@@ -54,7 +55,9 @@ class Held(_Strict):
 
 
 class CaseRecord(_Strict):
-    """One case. n_idle is None where idle compute sets no bound (`n_idle_unbounded`)."""
+    """One case. n_idle is None where idle compute sets no bound (`n_idle_unbounded`). executed: N -> FLOPs of the products that the
+    kernel executed, and of those that its map predicts.
+    """
 
     id: str
     gpu: str
@@ -95,6 +98,7 @@ class CaseRecord(_Strict):
     active_experts: dict[Whole, Count] = {}
     proof: dict[Whole, tuple[Count, Count]] = {}
     steps: dict[Whole, float] = {}
+    executed: dict[Whole, tuple[float, float]] = {}
     floor_us: float | None = None
     composed: dict[str, Any] | None = None
     plateaus: list[tuple[Whole, Whole, float]] = []

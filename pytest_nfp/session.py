@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from pytest_nfp.cases import (
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.devices import Device, Reading, as_it_is, detect, find_device
 from pytest_nfp.devices.lock import TooLong, device_lock, time_limit
+from pytest_nfp.executed import Executed
 from pytest_nfp.files import FileError
 from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, check_release, granularity_of
 from pytest_nfp.journal import Past
@@ -665,6 +666,30 @@ class Session:
             rows = ClosedForm(None, None, None, None, granularity, "granularity")
             predicted = Predicted(None, rows, None, "the granularity that the test gives")
         return self._judge(case, curve, predicted, None, None)
+
+    def note_executed(self, found: Executed, predicted: Mapping[int, float], module: Module, name: str) -> None:
+        """Keep what a kernel executed under the interpreter beside what its map predicts, as a case of its own."""
+        backend = Backend(found.framework, found.release)
+        agrees = all(found.flops[n] == flops for n, flops in predicted.items())
+        reasons = [] if agrees else ["the kernel executed other products than its map predicts"]
+        verdict = TestResult(outcome="PASS" if agrees else "FAIL", reasons=reasons)
+        gpu = self.gpus()[0]
+        record = CaseRecord(
+            id=f"{gpu}-{backend}-{name}",
+            gpu=gpu,
+            backend=str(backend),
+            module=module,
+            subject="executed work",
+            workload=name,
+            kind="executed",
+            outcome=verdict.outcome,
+            tests={"granularity": verdict},
+            kernel=found.kernel,
+            executed={n: (float(found.flops[n]), float(flops)) for n, flops in predicted.items()},
+            settings={n: " ".join(f"{k}={v}" for k, v in sorted(s.items())) for n, s in found.settings.items() if s},
+        )
+        self.add_case(records.summarise(record))
+        self._fresh[record.id] = None
 
     # What went before, and what is handed on
 

@@ -14,6 +14,7 @@ import pytest
 
 from pytest_nfp import executed
 from pytest_nfp.granularity import DeviceFacts, ExpertShape, Query, read
+from pytest_nfp.plugin import Nfp
 from pytest_nfp.principle import baseline_positions
 
 PYTHON = {name: os.environ.get(f"NFP_{name.upper()}_PYTHON", sys.executable) for name in ("vllm", "sglang")}
@@ -57,10 +58,11 @@ def experts(framework: Framework, routing: Routing, rule: str) -> executed.Execu
 @frameworks
 @routings
 @pytest.mark.parametrize("rule", ["sixteen-rows", "own-rule"])
-def test_experts(framework: Framework, routing: Routing, rule: str) -> None:
+def test_experts(nfp: Nfp, framework: Framework, routing: Routing, rule: str) -> None:
     """Every product of the fused experts, at every N, is one that the map predicts; and the result is right."""
     found = experts(framework, routing, rule)
     predicted = {n: executed.predicted_experts_flops(routing, n, E, K, D, F, found.settings[n]) for n in POSITIONS}
+    nfp.note_executed(found, predicted, "moe")
     assert found.flops == predicted
     assert found.error < ERROR[framework]
 
@@ -85,14 +87,14 @@ def test_the_map_is_what_the_kernel_was_given(framework: Framework) -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (8, 1)], ids=["group-1", "group-4", "group-8"])
-def test_attention(heads: int, kv_heads: int) -> None:
+def test_attention(nfp: Nfp, heads: int, kv_heads: int) -> None:
     """A tile packs the query heads of a KV head: it holds 16 / group positions, and the next one begins another."""
     try:
         found = executed.attention(QUERIES, heads, kv_heads, 32, CONTEXT, interpreter("vllm"))
     except executed.NotExecuted as reason:
         pytest.skip(str(reason))
     one = found.flops[1] / executed.query_tiles(1, heads, kv_heads, ROWS)
-    assert {n: f / one for n, f in found.flops.items()} == {
-        n: executed.query_tiles(n, heads, kv_heads, ROWS) for n in QUERIES
-    }
+    predicted = {n: one * executed.query_tiles(n, heads, kv_heads, ROWS) for n in QUERIES}
+    nfp.note_executed(found, predicted, "attention")
+    assert found.flops == predicted
     assert found.error < 1e-5

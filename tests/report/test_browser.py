@@ -134,6 +134,22 @@ def test_the_drawn_chart_is_the_static_one(tmp_path: Path) -> None:
             assert drawn == static
 
 
+def test_executed_work_stands_beside_what_the_map_predicts(tmp_path: Path) -> None:
+    """FLOPs of every N, executed and predicted; it is a kind of its own, and no latency."""
+    c = case("a", kind="executed", curve=[], n_max=None, n_max_interval=None, n_first_exit=None, executed={1: (2048, 2048), 17: (4096, 2048)})  # fmt: skip
+    path = tmp_path / "index.html"
+    path.write_text(render(view_of([record(c)])), encoding="utf-8")
+    with opened(path) as found:
+        assert found.page.inner_text("#table td[data-field=kind]") == "executed"
+        assert found.page.inner_text("#table td[data-field=n_max]") == ""
+        found.page.click("#table tbody button")
+        rows = found.page.locator(".detail table tr")
+        rows.first.wait_for()
+        assert [r.split("\t") for r in rows.all_inner_texts()] == [
+            ["N", "1", "17"], ["executed FLOPs", "2048", "4096"], ["predicted by the map", "2048", "2048"],
+        ]  # fmt: skip
+
+
 def test_without_script_and_on_paper_what_matters_stands_there(page_file: Path, tmp_path: Path) -> None:
     """Verdict, changes, failed cases first, their charts as they are; a PDF of it."""
     with opened(page_file, script=False) as plain:

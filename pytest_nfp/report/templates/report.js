@@ -172,6 +172,7 @@
       }
       if (c.strip) parts.push(el("figure", {}, el("div", { "data-chart": "strip", role: "img", "aria-label": `Rows of a tile over row counts: ${tiles(c.granularity.tiles)}` }),
         el("figcaption", { class: "soft" }, `Rows of a tile over row counts M (${c.granularity.kernel}): ${tiles(c.granularity.tiles)}. ${(c.granularity.warnings || []).join(" ")}`)));
+      if (c.executed) parts.push(executedTable(c.executed));
       parts.push(facts(c));
       if (c.log) parts.push(el("p", {}, "Last lines of the engine:"), el("pre", {}, c.log.join("\n")));
       return parts;
@@ -183,13 +184,19 @@
       const header = el("tr", {}, el("th", { scope: "row" }, "N")), line = el("tr", {}, el("th", { scope: "row" }, "T(N) us"));
       const rows = [header, line];
       for (const [n, us] of c.curve) { header.append(el("th", { scope: "col", class: "n" }, String(n))); line.append(el("td", { class: "n" }, String(us))); }
-      for (const [name, title] of [["steps", "step us"], ["active_experts", "experts read"], ["modes", "graph"], ["padded", "padded to"], ["settings", "setting"], ["executed", "executed FLOPs"]]) {
+      for (const [name, title] of [["steps", "step us"], ["active_experts", "experts read"], ["modes", "graph"], ["padded", "padded to"], ["settings", "setting"]]) {
         if (!c[name]) continue;
         const more = el("tr", {}, el("th", { scope: "row" }, title));
         for (const [n] of c.curve) more.append(el("td", { class: "n" }, c[name][n] === undefined ? "" : String(c[name][n])));
         rows.push(more);
       }
       return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Curve" }, el("table", {}, ...rows));
+    }
+
+    function executedTable(executed) {
+      const rows = ["N", "executed FLOPs", "predicted by the map"].map((title) => el("tr", {}, el("th", { scope: "row" }, title)));
+      for (const [n, [done, predicted]] of Object.entries(executed)) [n, done, predicted].forEach((value, at) => rows[at].append(el("td", { class: "n" }, String(value))));
+      return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Executed work" }, el("table", {}, ...rows));
     }
 
     function facts(c) {

@@ -35,6 +35,7 @@ class TestResult(_Strict):
     __test__ = False  # not a test class, whatever its name says to pytest
     outcome: Outcome
     reasons: list[str] = []
+    held_to: list[str] = []
 
 
 class Held(_Strict):
@@ -71,6 +72,7 @@ class CaseRecord(_Strict):
     top_k: Whole | None = None
     routing: str | None = None
     kind: Kind
+    measured_at: str | None = None
     outcome: Outcome
     reasons: list[str] = []
     tests: dict[Question, TestResult] = {}

@@ -438,7 +438,7 @@ class Session:
             raise
         except (composition.NotComposed, TooLong) as reason:
             record.composed = {"reason": str(reason)}
-            verdict = Verdict(verdict.outcome, (*verdict.reasons, f"not composed of its modules: {reason}"))
+            verdict = replace(verdict, reasons=(*verdict.reasons, f"not composed of its modules: {reason}"))
             return self._note_verdict(record, verdict)
         finally:
             device.clean()
@@ -453,12 +453,13 @@ class Session:
         outcome = verdict.outcome
         if outcome == "UNDECIDED" and agrees and not self._has_measured_baseline(case):
             outcome = "PASS"
-        verdict = Verdict(outcome, (said, *verdict.reasons))
+        held = (*verdict.held_to, *(("the sum of its modules",) if agrees else ()))
+        verdict = Verdict(outcome, (said, *verdict.reasons), held)
         return self._note_verdict(record, verdict)
 
     def _note_verdict(self, record: CaseRecord, verdict: Verdict) -> Verdict:
         """The verdict in the place of the one that the record has of its boundary."""
-        record.tests["boundary"] = TestResult(outcome=verdict.outcome, reasons=list(verdict.reasons))
+        record.tests["boundary"] = _test_of(verdict)
         records.summarise(record)
         return verdict
 
@@ -510,7 +511,7 @@ class Session:
         is_sure = not curve.invalid and not boundary.undecided
         if self.settings.update and not is_sure and (not has_baseline or self.settings.update == "all"):
             refused = f"no baseline was written: {verdict.outcome}, a boundary must be sure before it is stored"
-            verdict = Verdict(verdict.outcome, (*verdict.reasons, refused))
+            verdict = replace(verdict, reasons=(*verdict.reasons, refused))
         elif is_sure and self._is_update(exact, has_baseline, verdict):
             agrees, because = True, ""
             if predicted is not None:
@@ -540,7 +541,7 @@ class Session:
             except backends.Unsupported as reason:
                 return None, Verdict("SKIPPED", (str(reason),))
             except backends.EngineDied as died:
-                return replace(_nothing(case, device), invalid=(str(died),), log=died.log), Verdict("PASS")
+                return replace(_nothing(case, device), invalid=(str(died),), log=died.log, died=True), Verdict("PASS")
             grid = positions_to_measure(case, granularity)
             protocol = PROTOCOLS[self.settings.protocol]
 
@@ -577,15 +578,18 @@ class Session:
                     if wrong := _first_wrong(prepared, grid, case.baseline_positions):
                         return None, Verdict("INVALID", (wrong,))
                     curve = measured()
-                    if curve.invalid and curve.points and not curve.log:
+                    if curve.invalid and curve.points and not curve.died:
                         # Load and drift pass, and a clock that fell holds when the device rests: once more, then give up.
                         self.say(f"{case.key}: {curve.invalid[0]}; measured again")
                         hot = curve.trust.get("clock_moved", False)
                         if hot:
                             device.rest(min(COOLING_S, curve.counts["seconds"]))
                         curve = measured(RESTING if hot else 1.0)
-                if not curve.log:  # An engine that died is asked nothing more.
-                    curve = self._with_what_it_saw(case, curve, prepared, device)
+                if not curve.died:  # An engine that died is asked nothing more.
+                    try:
+                        curve = self._with_what_it_saw(case, curve, prepared, device)
+                    except backends.EngineDied as died:
+                        curve = replace(curve, invalid=(str(died), *curve.invalid), log=died.log, died=True)
             finally:
                 if prepared.close is not None:
                     prepared.close()
@@ -847,7 +851,7 @@ class Session:
             baseline=self._held(case),
             kind="predicted",
             outcome=verdict.outcome,
-            tests={question: TestResult(outcome=verdict.outcome, reasons=list(verdict.reasons))},
+            tests={question: _test_of(verdict)},
             baseline_positions=case.baseline_positions,
         )
         if predicted is not None:
@@ -869,7 +873,10 @@ class Session:
                 "edges": edge_positions(case, granularity),
             }
         if curve is not None:
-            record.kind = "recorded" if curve.kind == "recorded" else "measured"
+            if curve.points:
+                record.kind = "recorded" if curve.kind == "recorded" else "measured"
+            if record.kind == "measured":
+                record.measured_at = datetime.now(UTC).isoformat(timespec="seconds")
             record.n_max = record.n_max_interval = record.n_first_exit = None
             record.curve = [(p.positions, round(p.latency_us, 2)) for p in curve.points]
             record.ratios = [
@@ -994,6 +1001,10 @@ def _own_time(run: Callable[[], object]) -> float:
     return found
 
 
+def _test_of(verdict: Verdict) -> TestResult:
+    return TestResult(outcome=verdict.outcome, reasons=list(verdict.reasons), held_to=list(verdict.held_to))
+
+
 def _nothing(case: Case, device: Device) -> Curve:
     """A measured curve without a point."""
     return Curve((), case.baseline_positions, "measured", device.title, "", timer=device.timer)
@@ -1010,9 +1021,9 @@ def _with_engine(device: Device, process: Callable[[], tuple[int, float]]) -> Ca
 
 
 def _with_modes(curve: Curve, prepared: backends.Prepared, device: Device) -> Curve:
-    """The curve with the graph mode of every N: as an engine says of itself, else as the GPU's timer makes it."""
+    """The curve with the graph mode of every N: as an engine says of itself, if it does; of a kernel, as the GPU's timer makes it."""
     modes = prepared.modes() if prepared.modes is not None else {}
-    if not modes and device.gpu != "cpu":
+    if not modes and device.gpu != "cpu" and not prepared.own_timer:
         modes = {p.positions: "graph" if device.timer == GRAPH_TIMER else "eager" for p in curve.points}
     mixed = trust.graph_modes(modes)
     padded = prepared.padded() if prepared.padded is not None else {}

@@ -25,10 +25,11 @@ SEVERITY: tuple[Outcome, ...] = ("FAIL", "INVALID", "UNDECIDED", "UNSUPPORTED", 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An outcome with its reasons in words."""
+    """An outcome with its reasons in words. held_to: what a boundary was held to and agreed with; a certificate needs something."""
 
     outcome: Outcome
     reasons: tuple[str, ...] = ()
+    held_to: tuple[str, ...] = ()
 
 
 def worst(outcomes: list[Outcome]) -> Outcome:
@@ -218,7 +219,9 @@ def judge_boundary(
             f"the curve has a hole: it leaves {boundary.n_first_exit} and is back within tolerance up to {boundary.n_max}"
         )
     reasons += [f"N={n} unsupported: {why}" for n, why in curve.unsupported.items()]
-    return Verdict(worst(outcomes), tuple(reasons))
+    # A prediction that is known not to describe the kernel is said, and is nothing that the boundary agrees with.
+    held = [*(["prediction"] if verdicts[0] == Verdict("PASS") else []), *(["baseline"] if stored is not None else [])]
+    return Verdict(worst(outcomes), tuple(reasons), tuple(held))
 
 
 def _is_capped(boundary: Boundary, curve: Curve) -> bool:

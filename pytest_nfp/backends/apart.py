@@ -1,7 +1,7 @@
 """Engines in a process of their own: what a framework leaves behind, and how it dies, stay there.
 
 One process serves the cases of a framework in turn (its import takes long) and ends with the next framework, with the run, when
-a request is given up, or after a case where a framework can't make a second engine. Requests are JSON lines on its standard input, answers JSON lines on a pipe that nothing else
+a request is given up, and after a case on a GPU, or where a framework can't make a second engine. Requests are JSON lines on its standard input, answers JSON lines on a pipe that nothing else
 writes to; what it prints goes into a log, whose last lines are the reason when it dies.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,8 @@ LAST_LINES = 20
 """Of a dead engine's log, in the record."""
 PATIENCE_S = 20.0
 """For a process that was asked to end."""
+POLL_S = 1.0
+"""Between two looks at whether a process that does not answer is there at all."""
 INSIDE = "NFP_ENGINE_PROCESS"
 """Set in such a process: an engine that is prepared there runs there."""
 
@@ -67,31 +71,41 @@ class Engine:
 
     def ask(self, doing: str, question: str, **given: Any) -> dict[str, Any]:
         """An answer. Raises RuntimeError with what the engine raised, EngineDied (with `doing`) when there is no engine any more."""
-        if not self.is_alive:
-            raise self._died(doing)
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps({"ask": question, **given}).encode() + b"\n")
-            self._process.stdin.flush()
-            line = self._answers.readline()
-        except OSError:
-            line = b""
+            line = self._answer({"ask": question, **given}) if self.is_alive else b""
+            if not line:
+                raise self._died(doing)
         except BaseException:
-            # Ctrl-C, or a time limit: whatever it computes now, nobody will read.
+            # It died, or Ctrl-C, or a time limit: whatever it computes now, nobody will read.
             self.end(wait=False)
             raise
-        if not line:
-            raise self._died(doing)
         answer: dict[str, Any] = json.loads(line)
         self.own_s = answer.get("own_s", self.own_s)
         if "refused" in answer:
             raise RuntimeError(answer["refused"])
         return answer
 
+    def _answer(self, asked: dict[str, Any]) -> bytes:
+        """The line that answers, empty if there is none to come: a child of a dead engine may hold the pipe open."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._process.stdin.flush()
+            while not select.select([self._answers], [], [], POLL_S)[0]:
+                if not self.is_alive:
+                    return b""
+            return self._answers.readline()
+        except OSError:
+            return b""
+
     def _died(self, doing: str) -> EngineDied:
         if self._log.closed:
             return EngineDied(f"the engine's process was ended {doing}")
-        code = self._process.wait()
+        try:
+            code = self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:  # It answers no more, and a thread of it goes on.
+            self._kill()
+            code = self._process.wait()
         self._log.flush()
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - 20_000))
@@ -108,11 +122,15 @@ class Engine:
         if self.is_alive and wait:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(PATIENCE_S)
-        if self.is_alive:
-            self._process.kill()
-            self._process.wait()
+        self._kill()
+        self._process.wait()
         self._answers.close()
         self._log.close()
+
+    def _kill(self) -> None:
+        """The process and all that it has started: they are a group of their own."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
@@ -126,6 +144,8 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     }
     made = engine.ask("while the engine was prepared", "prepare", **asked)
     if "unsupported" in made:
+        # How far it came is not known: the next case gets a process that has not half an engine in it.
+        engine.end()
         raise Unsupported(made["unsupported"])
     has = made["has"]
 
@@ -142,10 +162,14 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         return int(engine.ask("when it was asked for its experts", "active", positions=positions)["value"])
 
     def close() -> None:
-        if engine.is_alive and not made["alone"]:
-            engine.ask("while it was closed", "close")
-        elif engine.is_alive:
-            engine.end()
+        """On a GPU the process ends too: as long as it is there it holds memory, and is another process on the device."""
+        if not engine.is_alive:
+            return
+        if not made["alone"] and case.gpu == "cpu":
+            with suppress(EngineDied, RuntimeError):  # What it measured stands.
+                engine.ask("while it was closed", "close")
+                return
+        engine.end()
 
     return Prepared(
         forward,

@@ -96,6 +96,7 @@ def _clock(case: Case) -> Callable[[Forward], float]:
 def main() -> None:
     """Serve. An error that no framework is expected to raise ends the process, with its trace in the log."""
     served = Served()
+    os.set_inheritable(int(sys.argv[1]), False)
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as answers:
         for line in sys.stdin:
             try:

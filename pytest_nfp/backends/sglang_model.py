@@ -270,16 +270,18 @@ class _Engine:
             self._set_tokens(request, ids + fresh[:positions], context)
         began = time.perf_counter_ns()
         batch = self._batch()
-        seen, out, took = self._forward(batch)
-        whole = (time.perf_counter_ns() - began) / 1e3
-        taken = free - pool.available_size()
+        try:
+            seen, out, took = self._forward(batch)
+            whole = (time.perf_counter_ns() - began) / 1e3
+            taken = free - pool.available_size()
+        finally:  # A forward that raises must not keep the slots that the next N needs.
+            pool.free(batch.out_cache_loc)
+            for request in self._requests:
+                if (kv := getattr(request, "kv", None)) is not None:
+                    kv.kv_allocated_len = context
         self.proofs[positions] = Proof(counted(seen, taken), int(seen.extend_prefix_lens.sum()))
         self.steps[positions].append(whole)
         self.modes[positions] = "graph" if getattr(out, "can_run_graph", False) else "eager"
-        pool.free(batch.out_cache_loc)
-        for request in self._requests:
-            if (kv := getattr(request, "kv", None)) is not None:
-                kv.kv_allocated_len = context
         return took
 
 

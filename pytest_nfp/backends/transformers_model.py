@@ -72,6 +72,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         f"transformers.{type(model).__name__}",
         1,
         proof=lambda: dict(seen),
+        modes=lambda: dict.fromkeys(seen, "eager"),
         active=None if routes is None else routes.active,
     )
 

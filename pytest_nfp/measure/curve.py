@@ -21,7 +21,7 @@ class Curve:
     tile configuration that the framework's own selector gave at each N. active_experts: that one forward read. proof: of a
     full model, the token rows that a forward was seen to process, and over how many cached tokens. steps: median
     microseconds of the engine's whole step. samples: single latencies for each N, kept on
-    request. partial: interrupted. log: the last lines of an engine that died.
+    request. partial: interrupted. died: the engine did, while it was measured; log: its last lines.
     """
 
     points: tuple[Point, ...]
@@ -44,6 +44,7 @@ class Curve:
     steps: dict[int, float] = field(default_factory=dict)
     samples: dict[int, tuple[float, ...]] = field(default_factory=dict)
     log: tuple[str, ...] = ()
+    died: bool = False
 
     @property
     def baseline_us(self) -> float:

@@ -76,7 +76,7 @@ def sweep(
         died = death
     curve = search.curve(kernel, bytes_rotated, dict(modes or {}), partial or died is not None, keep_samples)
     if died is not None:
-        return replace(curve, invalid=(str(died), *curve.invalid), log=died.log, partial=False)
+        return replace(curve, invalid=(str(died), *curve.invalid), log=died.log, died=True, partial=False)
     if partial:
         raise Interrupted(curve)
     return curve

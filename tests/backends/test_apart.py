@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tests.conftest import PROJECT
 from tests.test_registry import package
 
 CODE = """
-import os, sys, time
+import os, subprocess, sys, time
 from pytest_nfp.backends import Prepared, Proof, Unsupported
 
 def prepare(case, seed, cache_bytes):
@@ -40,10 +41,16 @@ def prepare(case, seed, cache_bytes):
                 raise ValueError("too many positions")
             if n == 998:
                 time.sleep(600)
+            if n == 997:
+                subprocess.Popen(["sleep", "600"])
+                os.kill(os.getpid(), 9)
+            if case.context == 10 and n == 4:
+                os.kill(os.getpid(), 9)
             seen[n] = Proof(case.batch * n, case.batch * case.context)
             return 100.0 + n
         return run
-    return Prepared(forward, 1, 10**9, "mine", 1, proof=lambda: dict(seen), own_timer=True,
+    close = (lambda: os._exit(4)) if case.context == 11 else None
+    return Prepared(forward, 1, 10**9, "mine", 1, close=close, proof=lambda: dict(seen), own_timer=True,
                     steps=lambda: {n: 200.0 for n in seen}, modes=lambda: {n: "graph" for n in seen})
 """
 HEADS = Attention(heads=2, kv_heads=1, head_dim=64)
@@ -51,6 +58,18 @@ SMALL = Model(
     name="small", layers=2, hidden=128, dense=Dense(width=256, matrices=3), attention=HEADS, vocabulary=256, source="t"
 )
 MINE = Backend("my-kernels", "1.2")
+
+
+def alive_in_group(group: int) -> list[str]:
+    """Processes of a group that are not merely waiting for somebody to read how they ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, in_group = path.read_text(encoding="utf-8").rpartition(")")[2].split()[:3]
+        except OSError:
+            continue  # It has just ended.
+        found += [path.parent.name] if int(in_group) == group and state != "Z" else []
+    return found
 
 
 def case(context: int = 128) -> Case:
@@ -125,6 +144,21 @@ def test_a_request_that_takes_too_long_ends_the_engine() -> None:
         os.kill(pid, 0)
 
 
+def test_what_an_engine_started_ends_with_it_and_keeps_nobody_waiting() -> None:
+    """A child that holds the engine's pipe open: its death is seen at once, and the child is ended too."""
+    prepared = backends.prepare(case(), 0, 1)
+    assert prepared.process is not None
+    pid, _ = prepared.process()
+    began = time.monotonic()
+    with pytest.raises(EngineDied, match="signal 9"):
+        prepared.forward(997)()
+    assert time.monotonic() - began < 60  # The child lives for ten minutes.
+    deadline = time.monotonic() + 20
+    while (left := alive_in_group(pid)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+
+
 def test_an_engine_that_dies_is_invalid_and_the_other_cases_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The record has its last lines and what was measured of it; the next case is measured; its own load is not another's."""
 
@@ -143,5 +177,17 @@ def test_an_engine_that_dies_is_invalid_and_the_other_cases_go_on(monkeypatch: p
     record = session.cases[case().id]
     assert record.proof[8] == (16, 256)
     assert record.modes[8] == "graph"
+    silent = session.check_boundary(case(10))
+    assert (silent.outcome, "signal 9" in silent.reasons[0], "it printed nothing" in silent.reasons[0]) == (
+        "INVALID",
+        True,
+        True,
+    )
+    session.check_boundary(case(11))
+    record = session.cases[case(11).id]
+    assert (record.kind, record.proof[8]) == (
+        "measured",
+        (16, 22),
+    )  # It died when it was closed: what it measured stands.
     unprepared = session.check_boundary(case(8))
     assert (unprepared.outcome, "exit code 5" in unprepared.reasons[0]) == ("INVALID", True)

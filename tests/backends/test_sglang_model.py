@@ -58,3 +58,12 @@ def test_vllms_graph_mode_is_read_from_the_forwards_context() -> None:
     assert vllm_model.graph_of(context("PIECEWISE", 24)) == ("piecewise", 24)
     assert vllm_model.graph_of(context("NONE", 24)) == ("eager", None)
     assert vllm_model.graph_of(SimpleNamespace()) == ("eager", None)
+
+
+def test_graphs_are_captured_for_every_n() -> None:
+    """Sizes reach b * the most positions, in steps that grow: no N runs eagerly beside others that do not."""
+    for most in (1024, 2048, 8192):
+        sizes = vllm_model.capture_sizes(most)
+        assert sizes[0] == 1
+        assert most <= sizes[-1] < most + 256
+        assert len(sizes) < 100

@@ -34,9 +34,9 @@ class Refused(Exception):
 
 
 def is_certified(case: CaseRecord) -> bool:
-    """Measured here, its boundary asked, and passed."""
+    """Measured here, its boundary held to something, and passed: one that just became the baseline was held to nothing."""
     boundary = case.tests.get("boundary")
-    passed = case.outcome == "PASS" and boundary is not None and boundary.outcome == "PASS"
+    passed = case.outcome == "PASS" and boundary is not None and boundary.outcome == "PASS" and bool(boundary.held_to)
     return passed and case.kind == "measured" and bool(case.curve) and case.n_max_interval is not None
 
 
@@ -81,6 +81,8 @@ def _claim(case: CaseRecord) -> dict[str, Any]:
         "workload": case.workload,
         "nMax": case.n_max,
         "interval": list(case.n_max_interval),
+        "heldTo": case.tests["boundary"].held_to,
+        "measuredAt": case.measured_at,
         "baselinePositions": case.baseline_positions,
         "kernel": case.kernel,
         "timer": case.timer,
@@ -94,7 +96,7 @@ def why_not(case: CaseRecord) -> str:
         return case.outcome
     if case.kind != "measured" or not case.curve:
         return f"{case.kind}, not measured in this run"
-    return "its boundary was not judged"
+    return "its boundary was held to nothing: neither a prediction that describes the kernel nor a baseline that was there before"
 
 
 def statement_of(record: Record, name: str, digest: str, now: datetime, days: int = DAYS) -> dict[str, Any]:
@@ -106,7 +108,15 @@ def statement_of(record: Record, name: str, digest: str, now: datetime, days: in
         raise Refused(
             "nothing in this record was measured and passed: predictions and recordings of others are not certified"
         )
-    validity = {"notBefore": _time(now), "notAfter": _time(now + timedelta(days=days))}
+    # What was measured long ago holds no longer by being certified today.
+    measured = [c.measured_at or record.started for c in record.cases if is_certified(c)]
+    try:
+        oldest = min((datetime.fromisoformat(at) for at in measured), default=now)
+        validity = {"notBefore": _time(now), "notAfter": _time(oldest + timedelta(days=days))}
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Refused(f"when it was measured, or {days} days after that, is no date: {error}") from error
+    if now > oldest + timedelta(days=days):
+        raise Refused(f"it was measured on {oldest.date()}, more than {days} days ago: measure it again")
     return {
         "_type": STATEMENT,
         "subject": [{"name": name, "digest": {"sha256": digest}}],
@@ -115,7 +125,7 @@ def statement_of(record: Record, name: str, digest: str, now: datetime, days: in
     }
 
 
-def write(record_path: Path, folder: Path, key: str | None, now: datetime, days: int = DAYS) -> dict[str, Any]:
+def write(record_path: Path, folder: Path, key: bytes | None, now: datetime, days: int = DAYS) -> dict[str, Any]:
     """Write certificate.json, signed where there is a key, and certificate.html; returns the Statement.
 
     key: Ed25519 in PEM (PKCS 8). Raises Refused, FileError.
@@ -167,7 +177,10 @@ def verify(path: Path, record_path: Path | None, public_key: Path | None, now: d
     digest = hashlib.sha256(content).hexdigest()
     if digest != named["digest"]["sha256"]:
         raise Refused(f"{record_path.name} is not the record that was certified: its sha256 is {digest}")
-    _check_claims(statement, records.read(record_path), now)
+    try:
+        _check_claims(statement, records.read(record_path), now)
+    except (TypeError, AttributeError, LookupError) as error:
+        raise Refused(f"a foreign statement: {error}") from error
     return statement, is_signed
 
 
@@ -198,7 +211,9 @@ def _parsed(payload: bytes) -> dict[str, Any]:
         statement = json.loads(payload)
         kinds = statement["_type"], statement["predicateType"], statement["predicate"]["nfp"]["schema"]
         subject = statement["subject"]
-        _ = subject[0]["name"], subject[0]["digest"]["sha256"], statement["predicate"]["nfp"]["validity"]["notAfter"]
+        name, _ = subject[0]["name"], subject[0]["digest"]["sha256"]
+        if not isinstance(name, str) or "\0" in name:
+            raise ValueError("a name of its record")
     except (ValueError, LookupError, TypeError) as error:
         raise Refused(f"a foreign statement: it lacks {error}") from error
     if kinds != (STATEMENT, PREDICATE, CERTIFICATE) or len(subject) != 1:
@@ -217,17 +232,23 @@ def _check_claims(statement: Mapping[str, Any], record: Record, now: datetime) -
         if case is None or not is_certified(case):
             why = "not in the record" if case is None else why_not(case)
             raise Refused(f"it certifies {claim.get('case')}, which was not measured and passed: {why}")
-    if {**predicate, "nfp": claimed} != predicate_of(record):
+    if _compared({**predicate, "nfp": claimed}) != _compared(predicate_of(record)):
         raise Refused("it does not say what its record says")
     validity = predicate["nfp"]["validity"]
     try:
         begins, ends = (datetime.fromisoformat(validity[name]) for name in ("notBefore", "notAfter"))
+        is_over, is_to_come = now > ends, now < begins
     except (ValueError, LookupError, TypeError) as error:
         raise Refused(f"its validity can't be read: {error}") from error
-    if now > ends:
+    if is_over:
         raise Refused(f"expired: it held until {validity['notAfter']}")
-    if now < begins:
+    if is_to_come:
         raise Refused(f"it holds from {validity['notBefore']} on: is the clock right?")
+
+
+def _compared(predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """A predicate without what a later release may word otherwise: why a case is not certified."""
+    return {**predicate, "nfp": {**predicate["nfp"], "notCertified": sorted(predicate["nfp"]["notCertified"])}}
 
 
 def page(statement: Mapping[str, Any], keyid: str | None) -> str:
@@ -240,30 +261,30 @@ def page(statement: Mapping[str, Any], keyid: str | None) -> str:
     return text
 
 
-def signing_key(path: Path | None) -> str | None:
+def signing_key(path: Path | None) -> bytes | None:
     """The key's PEM: of a file that nobody else can read, else of the environment; None where there is neither.
 
     Raises Refused for a file that others can read, FileError for one that can't be read.
     """
     if path is None:
-        return os.environ.get(KEY_VARIABLE) or None
+        return os.environ.get(KEY_VARIABLE, "").encode() or None
     try:
         mode = path.stat().st_mode
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise Refused(f"{path}: others can read this key (mode {stat.S_IMODE(mode):o}): chmod 600 {path}")
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except OSError as error:
         raise FileError(f"{path}: can't be read: {error}") from error
 
 
-def _signer(pem: str) -> Any:
+def _signer(pem: bytes) -> Any:
     """Raises Refused for what is no Ed25519 private key."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from securesystemslib.signer import CryptoSigner
 
     try:
-        private = load_pem_private_key(pem.encode(), None)
+        private = load_pem_private_key(pem, None)
     except (ValueError, TypeError) as error:
         raise Refused(f"the key can't be used: {error}; make one with: openssl genpkey -algorithm ed25519") from error
     if not isinstance(private, Ed25519PrivateKey):

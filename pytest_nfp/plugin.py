@@ -311,9 +311,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     changes = own.baseline_changes()
     if changes and reporter is not None:
+        from pytest_nfp.report.shown import shown_line
+
         reporter.section("baselines")
         for line in changes:
-            reporter.write_line(line)
+            reporter.write_line(shown_line(line))
     try:
         own.written_baselines = own.write_baselines()
     except OSError as error:
@@ -331,7 +333,7 @@ def _write_reports(own: Session, folder: Path) -> None:
     runs = own.records()
     try:
         own.written_reports = write_reports(folder, runs)
-    except OSError as error:
+    except Exception as error:  # Whatever a page can't be made of, what was measured must not go with it.
         try:
             own.trouble.append(f"the report can't be written: {error}; the records were saved in {rescue(runs)}")
         except OSError as again:

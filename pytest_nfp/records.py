@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from pytest_nfp.files import FileError, write_atomically
 from pytest_nfp.verdict import Outcome, worst
@@ -26,7 +26,31 @@ Question = Literal["granularity", "prediction", "boundary"]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class _Term(_Strict):
+    """One predictor's answer."""
+
+    n_max: Whole
+    limiting: str
+    interval: tuple[Whole, Whole | None] | None = None
+
+
+class _Map(BaseModel):
+    """What every reader of a granularity map may count on; the rest is told as it is."""
+
+    kernel: str
+    source: str
+    origin: str
+    tiles: list[tuple[Whole, Whole, Whole]]
+    artifact: str | None = None
+    sha256: str | None = None
+    warnings: list[str] = []
+    edges: list[Count] = []
+
+
+_TERMS = TypeAdapter(dict[Literal["principle", "tile_roofline"], _Term])
 
 
 class TestResult(_Strict):
@@ -108,6 +132,20 @@ class CaseRecord(_Strict):
     log: list[str] = []
     baseline: Held | None = None
 
+    @field_validator("predicted")
+    @classmethod
+    def _has_terms(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None:
+            _TERMS.validate_python(value)
+        return value
+
+    @field_validator("granularity")
+    @classmethod
+    def _is_map(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None:
+            _Map.model_validate(value)
+        return value
+
 
 class Record(_Strict):
     """One run on one GPU. machine: identity and versions, for measured cases where it was measured."""
@@ -123,6 +161,24 @@ class Record(_Strict):
     seed: int
     machine: dict[str, Any]
     cases: list[CaseRecord]
+
+    @field_validator("machine")
+    @classmethod
+    def _has_maps(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in ("identity", "recorded"):
+            if not isinstance(value.get(name, {}), dict):
+                raise ValueError(f"{name} must be an object")
+        return value
+
+    @field_validator("cases")
+    @classmethod
+    def _are_different(cls, value: list[CaseRecord]) -> list[CaseRecord]:
+        seen: set[str] = set()
+        for case in value:
+            if case.id in seen:
+                raise ValueError(f"two cases have the id {case.id!r}")
+            seen.add(case.id)
+        return value
 
 
 def merge_case(known: CaseRecord | None, new: CaseRecord) -> CaseRecord:
@@ -204,7 +260,7 @@ def read(path: Path) -> Record:
 
 
 _WORKLOAD = re.compile(
-    r"(?:dense|moe|attention|model)-(?P<dtype>fp8-block|[a-z0-9]+)(?:-.*?)?-b(?P<batch>\d+)(?:-L(?P<context>\d+))?"
+    r"(?:dense|moe|attention|model)-(?P<dtype>fp8-block|[a-z0-9]+)(?:-.*?)??-b(?P<batch>\d+)(?:-L(?P<context>\d+))?"
     r"(?:-k(?P<top_k>\d+))?(?:-(?P<routing>.+))?"
 )
 

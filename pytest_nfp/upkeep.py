@@ -24,8 +24,8 @@ KEEP = 3
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A baseline file with what is wrong with it. error: why it can't be read. unused: cases that no suite asks for, or all of
-    them where `gone` says why. stale: why it is old.
+    """A baseline file with what is wrong with it. error: why it can't be read. unused: cases that no suite asks for. stale: why it is
+    old. unknown: a name that is not the catalog's: a run with --nfp-model=config.json may ask for it, which only that run can tell.
     """
 
     path: Path
@@ -34,14 +34,14 @@ class Stored:
     subject: str
     file: BaselineFile | None = None
     error: str = ""
-    gone: str = ""
+    unknown: str = ""
     unused: list[str] = field(default_factory=list)
     stale: str = ""
 
     @property
     def is_fine(self) -> bool:
         """Whether nothing is wrong with it."""
-        return not (self.error or self.gone or self.unused or self.stale)
+        return not (self.error or self.unused or self.stale)
 
 
 def stored(folder: Path, today: date, keep: int = KEEP, older_than: int | None = None) -> Iterator[Stored]:
@@ -72,8 +72,8 @@ def _examined(
     if older_than is not None and not stale and (day := committed(path)) is not None:
         days = (today - day).days
         stale = f"last changed on {day}, {days} days ago" if days > older_than else ""
-    gone, unused = _unused(file, gpu, backend)
-    return Stored(path, gpu, backend, path.stem, file, gone=gone, unused=unused, stale=stale)
+    unknown, unused = _unused(file, gpu, backend)
+    return Stored(path, gpu, backend, path.stem, file, unknown=unknown, unused=unused, stale=stale)
 
 
 def committed(path: Path) -> date | None:
@@ -94,7 +94,7 @@ def _is_newer(a: Backend, b: Backend) -> bool:
 
 
 def _unused(file: BaselineFile, gpu: str, backend: Backend) -> tuple[str, list[str]]:
-    """Why nothing asks for the file, or the cases of it that nothing asks for."""
+    """A name that the catalog does not have, or the cases that nothing asks for."""
     if backend.framework == "own":
         return "", []  # A user's test asks for it, which only a run can tell.
     is_cpu = gpu == "cpu" or gpu.startswith("cpu-")
@@ -122,7 +122,7 @@ def prune(found: Stored) -> bool:
     if found.error or found.file is None or found.is_fine:
         return False
     left = {k: c for k, c in found.file.cases.items() if k not in found.unused}
-    if found.gone or found.stale or not left:
+    if found.stale or not left:
         found.path.unlink()
         return True
     found.file.cases = left

@@ -30,7 +30,7 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
 def measured(name: str = "a", **changed: object) -> CaseRecord:
     told: dict[str, object] = {
         "kind": "measured", "timer": "cuda-graph", "kernel": "fused_moe", "modes": {32: "graph"},
-        "tests": {"boundary": TestResult(outcome="PASS")},
+        "tests": {"boundary": TestResult(outcome="PASS", held_to=["prediction"])}, "measured_at": NOW.isoformat(),
     }  # fmt: skip
     return case(name, **told | changed)
 
@@ -55,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     own, public = key(folder)
     cases = [measured(), case("b", tests={"boundary": TestResult(outcome="PASS")}), measured("c", outcome="UNDECIDED")]
     records.write(folder / "record.json", record(*cases))
-    certificate.write(folder / "record.json", folder, own.read_text(), NOW)
+    certificate.write(folder / "record.json", folder, own.read_bytes(), NOW)
     return folder / "certificate.json", public
 
 
@@ -107,7 +107,7 @@ def changed(made: tuple[Path, Path], folder: Path, change: Callable[[dict[str, A
     library = certificate._library()
     new = library.Envelope(certificate._canonical(statement), signed.get("kind", certificate.PAYLOAD), {})
     if own := signed.get("own"):
-        new.sign(certificate._signer(own.read_text()))
+        new.sign(certificate._signer(own.read_bytes()))
     (folder / "certificate.json").write_text(certificate._text(new), encoding="utf-8")
     (folder / "record.json").write_bytes((made[0].parent / "record.json").read_bytes())
     return folder / "certificate.json"
@@ -130,6 +130,10 @@ def claim_more(statement: dict[str, Any]) -> None:
         (lambda s: s["subject"][0]["digest"].update(sha256="00"), {}, "not the record that was certified"),
         (lambda s: s["predicate"]["nfp"]["validity"].update(notAfter="2026-05-01T00:00:00+00:00"), {}, "expired: it held until 2026-05"),
         (lambda s: s["predicate"]["nfp"]["validity"].update(notBefore="2027-01-01T00:00:00+00:00"), {}, "is the clock right"),
+        (lambda s: s["predicate"]["nfp"]["validity"].update(notAfter="2027-01-01T00:00:00"), {}, "its validity can't be read"),
+        (lambda s: s["predicate"]["nfp"]["certified"].append(3), {}, "a foreign statement"),
+        (lambda s: s["predicate"]["nfp"].update(certified=3), {}, "a foreign statement"),
+        (lambda s: s["subject"][0].update(name=7), {}, "a foreign statement"),
         (lambda s: None, {"kind": "application/json"}, "a foreign envelope"),
     ],
 )  # fmt: skip
@@ -189,11 +193,17 @@ def test_what_holds_today_does_not_hold_for_ever(made: tuple[Path, Path]) -> Non
     ("cases", "partial", "reason"),
     [
         ([case("b")], False, "nothing in this record was measured and passed"),
+        (
+            [measured(tests={"boundary": TestResult(outcome="PASS", reasons=["baseline written"])})],
+            False,
+            "nothing in this record",
+        ),
+        ([measured(measured_at="2025-01-01T00:00:00+00:00")], False, "measured on 2025-01-01, more than 180 days ago"),
         ([measured()], True, "this run was interrupted"),
     ],
 )
 def test_what_can_not_be_certified_is_not(cases: list[CaseRecord], partial: bool, reason: str) -> None:
-    """Predictions and recordings alone, and a run that was cut short."""
+    """Predictions and recordings alone, what was held to nothing, what is too old, and a run that was cut short."""
     with pytest.raises(Refused, match=reason):
         certificate.statement_of(record(*cases, partial=partial), "record.json", "00", NOW)
 
@@ -204,11 +214,14 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     """
     own, public = key(tmp_path)
     path = tmp_path / "record.json"
-    records.write(path, record(measured()))
+    now = datetime.now(UTC).isoformat()
+    records.write(path, record(measured("\x1b[2Ja", measured_at=now)))
     assert main(["certify", str(path), "--key", str(own), "--days", "30"]) == 0
     assert "PASSED: 1 cases certified" in capsys.readouterr().out
     assert main(["verify", str(tmp_path / "certificate.json"), "--public-key", str(public)]) == 0
-    assert "h200-vllm==1-a: n_max 512 [512, 767]" in capsys.readouterr().out
+    assert "h200-vllm==1-\\u001b[2Ja: n_max 512 [512, 767]" in capsys.readouterr().out
+    assert main(["certify", str(path), "--days", "99999999"]) == 1
+    assert "is no date" in capsys.readouterr().out
     own.chmod(0o640)
     assert main(["certify", str(path), "--key", str(own)]) == 1
     assert "others can read this key (mode 640): chmod 600" in capsys.readouterr().out
@@ -221,7 +234,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     assert main(["certify", str(path)]) == 1
     assert "openssl genpkey -algorithm ed25519" in capsys.readouterr().out
     monkeypatch.delenv("NFP_SIGNING_KEY")
-    records.write(path, record(measured(), measured("b", outcome="FAIL")))
+    records.write(path, record(measured(measured_at=now), measured("b", outcome="FAIL")))
     assert main(["certify", str(path)]) == 1
     assert "FAILED" in capsys.readouterr().out
     assert main(["verify", str(tmp_path / "certificate.json"), "--record", str(tmp_path / "none.json")]) == 2

@@ -14,14 +14,14 @@ from pytest_nfp import records
 from pytest_nfp.cli import main
 from pytest_nfp.report import files
 
-from .report.made import case, record
+from .report.made import FINE, case, record
 from .test_plugin import run, suite
 
 
 def test_records_of_several_machines_become_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Any number of them, an earlier one beside, and N_max over releases; the page, Markdown and JUnit in one folder."""
-    old = case("a", id="h200-vllm==0.9-a", backend="vllm==0.9", n_max=256, n_max_interval=(256, 319))
-    new = case("a", n_max=32, n_max_interval=(32, 63))
+    old = case("a", id="h200-vllm==0.9-a", backend="vllm==0.9", n_max=256, n_max_interval=(256, 319), curve=FINE)
+    new = case("a", n_max=32, n_max_interval=(32, 47), curve=FINE)
     other = record(case("b", gpu="cpu", id="cpu-b"), gpu="cpu")
     for name, one in (("old", record(old)), ("new", record(new)), ("cpu", other)):
         records.write(tmp_path / f"{name}.json", one)

@@ -50,6 +50,7 @@ def run(given: argparse.Namespace) -> int:
     """List, show, check or prune. Raises FileError."""
     from pytest_nfp import upkeep
     from pytest_nfp.files import FileError
+    from pytest_nfp.report.shown import shown_line
 
     if not given.baselines.is_dir():
         raise FileError(
@@ -68,10 +69,10 @@ def run(given: argparse.Namespace) -> int:
         return 0
     for s in found:
         if given.verb == "list" or not s.is_fine:
-            print(_line(s))
+            print(shown_line(_line(s)))
         if given.verb == "prune" and not s.is_fine and not s.error:
             removed = "would be removed" if given.dry_run else "removed"
-            what = f"{len(s.unused)} cases" if s.unused and not (s.gone or s.stale) else "the file"
+            what = f"{len(s.unused)} cases" if s.unused and not s.stale else "the file"
             if given.dry_run or upkeep.prune(s):
                 print(f"  {what} {removed}")
     wrong = sum(not s.is_fine for s in found)
@@ -84,17 +85,23 @@ def _line(s: Stored) -> str:
         return f"{s.path}: {s.error}"
     kinds = [c.measured.kind for c in s.file.cases.values() if c.measured is not None]
     counts = ", ".join(f"{kinds.count(k)} {k}" for k in ("measured", "recorded") if k in kinds) or "predicted"
-    said = [s.error, s.gone, s.stale, f"unused: {', '.join(s.unused)}" if s.unused else ""]
+    said = [
+        s.error,
+        s.unknown and f"not the catalog's: {s.unknown}",
+        s.stale,
+        f"unused: {', '.join(s.unused)}" if s.unused else "",
+    ]
     return f"{s.path}: {len(s.file.cases)} cases, {counts}" + "".join(f"; {text}" for text in said if text)
 
 
 def _show(s: Stored) -> None:
     from pytest_nfp.baselines import difference
+    from pytest_nfp.report.shown import shown_line
 
-    print(_line(s))
+    print(shown_line(_line(s)))
     if s.file is None:
         return
     for line in difference(None, s.file):
-        print(f"  {line.replace(': new, ', ': ', 1)}")
+        print(shown_line(f"  {line.replace(': new, ', ': ', 1)}"))
     for name, value in s.file.provenance.items():
-        print(f"  {name}: {value}")
+        print(shown_line(f"  {name}: {value}"))

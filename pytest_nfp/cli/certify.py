@@ -58,13 +58,14 @@ def run_certify(given: argparse.Namespace) -> int:
     """Write a certificate. Raises FileError."""
     from pytest_nfp import certificate
     from pytest_nfp.files import FileError
+    from pytest_nfp.report.shown import shown_line
 
     folder = given.output or given.record.parent
     try:
         key = certificate.signing_key(given.key)
         statement = certificate.write(given.record, folder, key, datetime.now(UTC), given.days or certificate.DAYS)
     except certificate.Refused as reason:
-        print(f"refused: {reason}")
+        print(shown_line(f"refused: {reason}"))
         return REFUSED
     except OSError as error:
         raise FileError(f"{folder}: can't be written: {error}") from error
@@ -79,11 +80,12 @@ def run_certify(given: argparse.Namespace) -> int:
 def run_verify(given: argparse.Namespace) -> int:
     """Check a certificate. Raises FileError."""
     from pytest_nfp import certificate
+    from pytest_nfp.report.shown import shown_line
 
     try:
         statement, is_signed = certificate.verify(given.certificate, given.record, given.public_key, datetime.now(UTC))
     except certificate.Refused as reason:
-        print(f"refused: {reason}")
+        print(shown_line(f"refused: {reason}"))
         return REFUSED
     predicate = statement["predicate"]
     nfp = predicate["nfp"]
@@ -94,7 +96,7 @@ def run_verify(given: argparse.Namespace) -> int:
         f"{predicate['result']}: {len(predicate['passedTests'])} cases certified, {_rest(predicate)}, on {nfp['gpu']}"
     )
     for claim in nfp["certified"]:
-        print(f"  {claim['case']}: n_max {claim['nMax']} {claim['interval']}")
+        print(shown_line(f"  {claim['case']}: n_max {claim['nMax']} {claim['interval']}"))
     if predicate["result"] == "FAILED":
         return REFUSED
     return 0 if is_signed else UNSIGNED

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 from pytest_nfp.granularity import changed_ranges, tiles_in_words
+from pytest_nfp.principle.agreement import compare, match_slack, sweep_step
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.records import CaseRecord, Record
 from pytest_nfp.report.shown import shown
@@ -54,14 +57,14 @@ class Pair:
         return bool(self.tiles or self.kernel or self.n_max)
 
 
-def _pair(run: int, case: CaseRecord, before: Side | None) -> Pair:
+def _pair(run: int, case: CaseRecord, before: Side | None, match_tolerance: float) -> Pair:
     after = side_of(case)
     if before is None:
         return Pair(run, case, None, after)
     tiles = _changed(before.tiles, after.tiles) if before.tiles and after.tiles else ()
     old, new = before.kernel, after.kernel
     other = (old, new) if old and new and old != new and UNKNOWN not in (old, new) else None
-    return Pair(run, case, before, after, tiles, other, tuple(_moved(before, after)))
+    return Pair(run, case, before, after, tiles, other, tuple(_moved(case, before, after, match_tolerance)))
 
 
 @lru_cache(maxsize=4096)
@@ -72,12 +75,17 @@ def _changed(
     return tuple(changed_ranges(before, after))
 
 
-def _moved(a: Side, b: Side) -> Iterator[tuple[str, int, int]]:
-    """A curve's N_max has moved where the intervals are apart, of curves of one kind."""
-    if a.interval and b.interval and a.kind == b.kind and a.n_max is not None and b.n_max is not None:
-        low, high = max(a.interval[0], b.interval[0]), [i[1] for i in (a.interval, b.interval) if i[1] is not None]
-        if high and low > min(high):
-            yield str(b.kind), a.n_max, b.n_max
+def _moved(case: CaseRecord, a: Side, b: Side, match_tolerance: float) -> Iterator[tuple[str, int, int]]:
+    """A curve's N_max has moved where the intervals are apart by more than the judge allows; curves that are not to be trusted say
+    nothing.
+    """
+    if a.interval and b.interval and a.n_max is not None and b.n_max is not None and case.outcome != "INVALID":
+        high = a.interval[1] if a.interval[1] is not None else a.interval[0]
+        granule = case.baseline_positions or 1
+        slack = match_slack(high, sweep_step((n for n, _ in b.curve), high), granule, match_tolerance)
+        if compare(b.interval, *a.interval, slack, decided=True) == "differs":
+            kind = str(b.kind) if a.kind == b.kind else f"{a.kind}, now {b.kind}"
+            yield kind, a.n_max, b.n_max
     for name in PREDICTORS:
         old, new = ((s.predicted or {}).get(name) for s in (a, b))
         if old is not None and new is not None and has_moved(old, new):
@@ -126,17 +134,36 @@ def key_of(case: CaseRecord) -> str:
 
 def pairs(runs: Sequence[Record], against: Record | None = None) -> list[Pair]:
     """Every case of the records beside the same case of `against`, else beside its baseline."""
-    old = {key_of(c): c for c in against.cases} if against is not None else None
+    by_key: dict[str, list[CaseRecord]] = defaultdict(list)
+    for c in sorted(against.cases, key=release_order) if against is not None else ():
+        by_key[key_of(c)].append(c)
     found = []
     for run, record in enumerate(runs):
         for case in record.cases:
-            if old is None:
+            if against is None:
                 before = _baseline_of(case)
             else:
-                was = old.get(key_of(case))
+                was = _same_case(case, by_key)
                 before = side_of(was) if was is not None else None
-            found.append(_pair(run, case, before))
+            found.append(_pair(run, case, before, record.match_tolerance))
     return found
+
+
+def _same_case(case: CaseRecord, by_key: Mapping[str, Sequence[CaseRecord]]) -> CaseRecord | None:
+    """The case of an earlier record: of the same release, else of the newest release before it, else of the oldest after it."""
+    same = by_key.get(key_of(case), ())
+    release = release_order(case)
+    before = [c for c in same if release_order(c) <= release]
+    return before[-1] if before else next(iter(same), None)
+
+
+def release_order(case: CaseRecord) -> tuple[Any, ...]:
+    """Sorts cases by release; what is no version comes first, by its text."""
+    release = case.backend.partition("==")[2]
+    try:
+        return (1, Version(release))
+    except InvalidVersion:
+        return (0, release)
 
 
 def changes(found: Sequence[Pair]) -> list[Change]:
@@ -175,7 +202,9 @@ def _effect(moved: set[tuple[str, str, int, int]]) -> str:
     if not moved:
         return "no N_max moves"
     parts = []
-    for kind in dict.fromkeys(("measured", "recorded", *(p.replace("_", " ") for p in PREDICTORS))):
+    kinds = [m[1] for m in sorted(moved)]
+    predictors = [p.replace("_", " ") for p in PREDICTORS]
+    for kind in dict.fromkeys((*(k for k in kinds if k not in predictors), *predictors)):
         of_kind = [m for m in moved if m[1] == kind]
         if not of_kind:
             continue
@@ -226,6 +255,23 @@ def headline(runs: Sequence[Record], found: Sequence[Change]) -> str:
         said += "; granularity changed where it moves no N_max"
     text = begun + said + "."
     return text[0].upper() + text[1:]
+
+
+def coverage(view: View) -> str:
+    """How much was compared, where that is not everything."""
+    compared = sum(p.before is not None for p in view.pairs)
+    name = "the earlier record" if view.against is not None else "a baseline"
+    said = []
+    if not compared:
+        said.append(f"No case has {'its like in ' if view.against is not None else ''}{name}: nothing was compared.")
+    elif compared < len(view.pairs):
+        said.append(f"{len(view.pairs) - compared} of {len(view.pairs)} cases are new to {name}.")
+    if view.against is not None:
+        now = {key_of(p.case) for p in view.pairs}
+        gone = [c.id for c in view.against.cases if key_of(c) not in now]
+        if gone:
+            said.append(f"{len(gone)} cases of the earlier record are not in this one, such as {gone[0]}.")
+    return " ".join(said)
 
 
 def interval_or_nothing(side: Side | None) -> str:

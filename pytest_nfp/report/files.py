@@ -53,8 +53,9 @@ def why_not_writable(folder: Path) -> str:
         place = place.parent
     if not place.is_dir():
         return f"{place} is not a folder"
-    if not os.access(place, os.W_OK):
-        return f"{place} can't be written to"
+    for written in (place, *folder.glob("*/")):
+        if not os.access(written, os.W_OK):
+            return f"{written} can't be written to"
     return ""
 
 

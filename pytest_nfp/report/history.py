@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.records import CaseRecord, Record
 from pytest_nfp.report import charts
-from pytest_nfp.report.changes import key_of
+from pytest_nfp.report.changes import key_of, release_order
+from pytest_nfp.verdict import has_moved
 
 CHARTS = 6
 SERIES = 6
@@ -20,68 +18,67 @@ SERIES = 6
 
 
 def tables(runs: Sequence[Record]) -> list[dict[str, Any]]:
-    """A table for each GPU and framework: `releases`, and `rows` of (subject and workload, a cell a release, changed).
+    """A table for each GPU and framework: `releases`, and `rows` of (name, kind, cells by release, points, changed).
 
-    A cell is (text, kind, changed against the release before) or None. Only cases of at least two releases; a case that several
-    records have is the newest record's.
+    A row is of one kind: what was measured, recorded and predicted are three rows, and never compared. A cell is (text, changed
+    against the release before) or None. Only rows of at least two releases; a case that several records have is the newest
+    record's; a curve that is not to be trusted has no cell.
     """
-    seen: dict[tuple[str, str], dict[str, dict[str, CaseRecord]]] = defaultdict(lambda: defaultdict(dict))
+    seen: dict[tuple[str, str], dict[tuple[str, str], dict[str, CaseRecord]]] = defaultdict(lambda: defaultdict(dict))
     for record in sorted(runs, key=lambda r: r.started):
         for c in record.cases:
             framework, _, release = c.backend.partition("==")
-            if release:
-                seen[c.gpu, framework][key_of(c)][release] = c
+            if not release or c.kind == "executed":
+                continue
+            if c.curve and c.outcome != "INVALID" and c.n_max is not None:
+                seen[c.gpu, framework][key_of(c), c.kind][release] = c
+            if (c.predicted or {}).get("tile_roofline"):
+                seen[c.gpu, framework][key_of(c), "predicted"][release] = c
     out = []
     for (gpu, framework), series in seen.items():
         rows = {key: cases for key, cases in series.items() if len(cases) > 1}
         if not rows:
             continue
-        releases = sorted({r for cases in rows.values() for r in cases}, key=_order)
-        out.append({"gpu": gpu, "framework": framework, "releases": releases, "rows": _rows(rows, releases)})
+        cases = {r: c for by_release in rows.values() for r, c in by_release.items()}
+        releases = sorted(cases, key=lambda r: release_order(cases[r]))
+        told = [_row(kind, by_release, releases) for (_, kind), by_release in rows.items()]
+        told.sort(key=lambda r: not r["changed"])
+        out.append({"gpu": gpu, "framework": framework, "releases": releases, "rows": told})
     return out
 
 
-def _order(release: str) -> tuple[Any, ...]:
-    try:
-        return (1, Version(release))
-    except InvalidVersion:
-        return (0, re.sub(r"\d+", lambda m: m[0].zfill(8), release))
+def _row(kind: str, cases: dict[str, CaseRecord], releases: Sequence[str]) -> dict[str, Any]:
+    cells: list[tuple[str, bool] | None] = []
+    points: list[tuple[str, int]] = []
+    before: dict[str, Any] | None = None
+    for release in releases:
+        if release not in cases:
+            cells.append(None)
+            continue
+        term = _term(cases[release], kind)
+        interval = term.get("interval")
+        text = f"{term['n_max']} {bracketed(interval)}" if interval else str(term["n_max"])
+        cells.append((text, before is not None and (has_moved if kind == "predicted" else _apart)(before, term)))
+        points.append((release, term["n_max"]))
+        before = term
+    some = next(iter(cases.values()))
+    is_changed = any(cell is not None and cell[1] for cell in cells)
+    name = f"{some.subject} {some.workload}"
+    return {"name": name, "kind": kind, "cells": cells, "points": points, "changed": is_changed}
 
 
-def _rows(series: dict[str, dict[str, CaseRecord]], releases: Sequence[str]) -> list[dict[str, Any]]:
-    rows = []
-    for cases in series.values():
-        cells: list[tuple[str, str, bool] | None] = []
-        last: int | None = None
-        for release in releases:
-            c = cases.get(release)
-            n = _n_max(c) if c is not None else None
-            if c is None or n is None:
-                cells.append(None)
-                continue
-            kind = c.kind if c.curve else "predicted"
-            text = f"{n} {bracketed(c.n_max_interval)}" if c.n_max_interval and c.curve else str(n)
-            cells.append((text, kind, last is not None and n != last))
-            last = n
-        some = next(iter(cases.values()))
-        points = [(r, _n_max(cases[r])) for r in releases if r in cases and _n_max(cases[r]) is not None]
-        rows.append(
-            {
-                "name": f"{some.subject} {some.workload}",
-                "cells": cells,
-                "points": points,
-                "changed": any(cell is not None and cell[2] for cell in cells),
-            }
-        )
-    return sorted(rows, key=lambda r: not r["changed"])
+def _apart(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether two curves' intervals do not meet."""
+    (low, high), (first, last) = before["interval"], after["interval"]
+    return (high is not None and first > high) or (last is not None and low > last)
 
 
-def _n_max(case: CaseRecord) -> int | None:
-    """Of the curve where there is one, else of the tile roofline."""
-    if case.curve:
-        return case.n_max
-    term = (case.predicted or {}).get("tile_roofline")
-    return None if term is None else int(term["n_max"])
+def _term(case: CaseRecord, kind: str) -> dict[str, Any]:
+    """N_max with its interval: of the curve, or the tile roofline's."""
+    if kind == "predicted":
+        term: dict[str, Any] = (case.predicted or {})["tile_roofline"]
+        return term
+    return {"n_max": case.n_max, "interval": case.n_max_interval or (case.n_max, case.n_max)}
 
 
 def figures(runs: Sequence[Record]) -> list[tuple[str, Any]]:
@@ -98,7 +95,7 @@ def figures(runs: Sequence[Record]) -> list[tuple[str, Any]]:
             for at, (release, n) in enumerate(r["points"]):
                 rows.append(
                     {
-                        "series": r["name"],
+                        "series": f"{r['name']} {r['kind']}",
                         "release": release,
                         "order": t["releases"].index(release),
                         "n_max": n,
@@ -106,7 +103,7 @@ def figures(runs: Sequence[Record]) -> list[tuple[str, Any]]:
                         "label": str(i + 1) if at == len(r["points"]) - 1 else "",
                     }
                 )
-        names = "; ".join(f"{i}: {r['name']}" for i, r in enumerate(changed, 1))
+        names = "; ".join(f"{i}: {r['name']}, {r['kind']}" for i, r in enumerate(changed, 1))
         svg = markupsafe.Markup(charts.svg("history", {"series": rows}))  # noqa: S704  # Vega escapes its labels
         out.append((f"{t['gpu']} {t['framework']}, {names}", svg))
     return out

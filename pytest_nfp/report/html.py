@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_nfp.records import Record, totals
 from pytest_nfp.report import charts, history, page, words
-from pytest_nfp.report.changes import Pair, View, headline
+from pytest_nfp.report.changes import Pair, View, coverage, headline
 
 FIGURES = 6
 """Cases whose charts stand in the page without its script: those that matter most."""
@@ -59,6 +59,9 @@ def render(view: View, with_history: bool = False) -> str:
             totals=totals(p.case for p in found),
             headline=headline(runs, view.changes),
             changes=view.changes,
+            compared=any(p.before is not None for p in found),
+            coverage=coverage(view),
+            tolerances=" or ".join(f"{100 * t:g}%" for t in sorted({r.tolerance for r in runs})),
             reasons=reasons(found),
             listed=first[:LISTED],
             figures=list(islice(drawn, FIGURES)),

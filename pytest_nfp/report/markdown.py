@@ -8,17 +8,21 @@ from collections.abc import Sequence
 
 from pytest_nfp.records import Record, totals
 from pytest_nfp.report import words
-from pytest_nfp.report.changes import Pair, View, headline
+from pytest_nfp.report.changes import Pair, View, coverage, headline
 from pytest_nfp.report.html import by_urgency, reasons, title
 
 LISTED = 50
 """Cases of a table: a pull request shows no thousand of them."""
 _ACTIVE = re.compile(r"([\\`*_\[\]()#|~!+-])")
 
+_LIVE = re.compile(r"([@#$:]|www)(?=\S)")
+
 
 def escaped(text: object) -> str:
-    """Text that Markdown shows as it is: no markup, no link, no cell's end; and no mention, which a comment behind its @ undoes."""
-    return _ACTIVE.sub(r"\\\1", html.escape(str(text), quote=False)).replace("@", "@<!-- -->")
+    """Text that Markdown shows as it is: no markup and no cell's end. What a forge makes of plain text (mentions, references, addresses,
+    formulas, emoji) is undone by a comment, which nobody sees.
+    """
+    return _LIVE.sub(r"\1<!-- -->", _ACTIVE.sub(r"\\\1", html.escape(str(text), quote=False)))
 
 
 def markdown(view: View) -> str:
@@ -30,6 +34,8 @@ def markdown(view: View) -> str:
         f"- **{'Matters' if c.matters else 'Moves nothing'}** {escaped(c.where)}: {escaped(c.what)}; {escaped(c.effect)}"
         for c in changed[:LISTED]
     ]
+    if said := coverage(view):
+        lines.append(f"- {escaped(said)}")
     if len(changed) > LISTED:
         lines.append(f"- and {len(changed) - LISTED} more changes")
     for outcome, said, n, first in reasons(found):

@@ -15,7 +15,7 @@ from pytest_nfp.report.changes import view_of
 from pytest_nfp.report.html import render
 
 from .browser import Opened, opened
-from .made import BASELINE, GRANULARITY, case, record
+from .made import BASELINE, FINE, GRANULARITY, case, record
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\n\u202eabc\u2028</script><!--"
 
@@ -170,9 +170,9 @@ def test_without_script_and_on_paper_what_matters_stands_there(page_file: Path, 
 
 def test_an_upgrade_stands_before_and_after(tmp_path: Path) -> None:
     """Two records of two releases: the change of granularity on top, with what it does to N_max; both sides in the case."""
-    old = case("a", id="h200-vllm==0.9-a", backend="vllm==0.9", n_max=256, n_max_interval=(256, 319),
+    old = case("a", id="h200-vllm==0.9-a", backend="vllm==0.9", n_max=256, n_max_interval=(256, 319), curve=FINE,
                granularity={**GRANULARITY, "tiles": [(1, 512, 16)], "edges": []})  # fmt: skip
-    new = case("a", n_max=32, n_max_interval=(32, 63), n_first_exit=32, granularity=GRANULARITY)
+    new = case("a", n_max=32, n_max_interval=(32, 47), n_first_exit=32, curve=FINE, granularity=GRANULARITY)
     path = tmp_path / "index.html"
     path.write_text(render(view_of([record(new)], record(old))), encoding="utf-8")
     with opened(path, scheme="dark") as found:

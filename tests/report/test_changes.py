@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_nfp.records import CaseRecord
 from pytest_nfp.report import history
-from pytest_nfp.report.changes import changes, headline, pairs
+from pytest_nfp.report.changes import changes, coverage, headline, pairs, view_of
 from pytest_nfp.report.charts import curve_rows, strip_rows
 
 from .made import BASELINE, GRANULARITY, case, record
@@ -42,17 +42,39 @@ def test_another_kernel_matters_and_an_unknown_one_is_no_other() -> None:
     assert (found.what, found.matters) == ("kernel flashinfer to triton", True)
 
 
-def test_intervals_that_meet_are_no_move() -> None:
-    """N_max moved where the intervals are apart; a measured and a recorded one are not compared."""
+def test_a_move_is_what_the_judge_would_call_one() -> None:
+    """Intervals that are apart by more than the match tolerance; of two kinds, both are named; an untrusted curve says nothing."""
 
-    def moves(interval: tuple[int, int | None], kind: str = "recorded") -> tuple[tuple[str, int, int], ...]:
+    def moves(
+        interval: tuple[int, int | None], kind: str = "recorded", outcome: str = "PASS"
+    ) -> tuple[tuple[str, int, int], ...]:
         held = {**BASELINE, "predicted": None, "n_max_interval": interval, "kind": kind}
-        return pairs([record(case("a", granularity=GRANULARITY, baseline=held, n_max_interval=(64, 95)))])[0].n_max
+        now = case("a", granularity=GRANULARITY, baseline=held, n_max_interval=(64, 95), outcome=outcome, baseline_positions=1,
+                   curve=[(1, 1.0), (64, 1.1), (96, 1.3), (128, 1.4), (192, 2.0), (208, 2.1), (224, 2.2)])  # fmt: skip
+        return pairs([record(now)])[0].n_max
 
     assert moves((95, 100)) == ()
-    assert moves((80, None)) == ()
-    assert moves((96, 100)) == (("recorded", 512, 512),)
-    assert moves((96, 100), "measured") == ()
+    assert moves((120, 125)) == ()  # A sweep step away.
+    assert moves((200, None)) == (("recorded", 512, 512),)
+    assert moves((200, 210)) == (("recorded", 512, 512),)
+    assert moves((200, 210), "measured") == (("measured, now recorded", 512, 512),)
+    assert moves((200, 210), outcome="INVALID") == ()
+
+
+def test_what_was_not_compared_is_said() -> None:
+    """Cases without a baseline, cases that are new, and cases that are gone; of several releases before, the nearest counts."""
+    held = case("a", granularity=GRANULARITY, baseline=BASELINE)
+    assert coverage(view_of([record(case("b"))])) == "No case has a baseline: nothing was compared."
+    assert coverage(view_of([record(held, case("b"))])) == "1 of 2 cases are new to a baseline."
+    assert coverage(view_of([record(held)])) == ""
+    old = record(release("0.9.1", 256), release("0.10.0", 64), case("gone"))
+    said = coverage(view_of([record(release("0.11.0", 64), case("new"))], old))
+    assert (
+        said
+        == "1 of 2 cases are new to the earlier record. 1 cases of the earlier record are not in this one, such as h200-vllm==1-gone."
+    )
+    nearest = pairs([record(release("0.11.0", 64), release("0.9.2", 64))], old)
+    assert [p.before.name for p in nearest if p.before] == ["vllm==0.10.0", "vllm==0.9.1"]
 
 
 def test_the_headline_is_the_verdict() -> None:
@@ -65,20 +87,22 @@ def test_the_headline_is_the_verdict() -> None:
 
 
 def test_history_orders_releases_and_marks_what_changed() -> None:
-    """0.9 before 0.10; a cell says n_max, its interval and kind; a case of one release alone has no history; the newest record counts."""
+    """0.9 before 0.10; measured and predicted are rows of their own, and intervals that meet are no change; a case of one release has
+    no history, nor has a curve that is not to be trusted; the newest record counts.
+    """
     old = record(release("0.10.0", 512), case("alone"), started="2026-01-02T00:00:00+00:00")
     older = record(release("0.9.1", 256), release("0.10.0", 1), started="2026-01-01T00:00:00+00:00")
-    predicted = record(release("0.11.0", 512, curve=[], kind="predicted", n_max_interval=None))
-    (table,) = history.tables([old, older, predicted])
-    assert table["releases"] == ["0.9.1", "0.10.0", "0.11.0"]
-    (row,) = table["rows"]
-    assert row["cells"] == [
-        ("256 [256, 256]", "recorded", False),
-        ("512 [512, 512]", "recorded", True),
-        ("512", "predicted", False),
-    ]
-    ((said, svg),) = history.figures([old, older, predicted])
-    assert "1: a moe-bf16-b1-k8-balanced" in said
+    terms = {"tile_roofline": {"n_max": 64, "limiting": "moe"}}
+    newest = record(
+        release("0.11.0", 2, outcome="INVALID"), release("0.12.0", 513, n_max_interval=(500, 600), predicted=terms)
+    )
+    (table,) = history.tables([old, older, newest])
+    assert table["releases"] == ["0.9.1", "0.10.0", "0.11.0", "0.12.0"]
+    rows = {r["kind"]: r["cells"] for r in table["rows"]}
+    assert rows["recorded"] == [("256 [256, 256]", False), ("512 [512, 512]", True), None, ("513 [500, 600]", False)]
+    assert rows["predicted"] == [("512", False), ("512", False), ("512", False), ("64", True)]
+    ((said, svg),) = history.figures([old, older, newest])
+    assert "1: a moe-bf16-b1-k8-balanced, recorded" in said
     assert "<svg" in svg
 
 

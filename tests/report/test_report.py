@@ -199,10 +199,27 @@ def test_the_published_schema_is_the_records(tmp_path: Path) -> None:
         jsonschema.Draft202012Validator(published).validate({**written, "gpu": 7})
 
 
-def test_no_number_of_a_record_can_be_nan() -> None:
-    """JSON without NaN or infinity."""
-    with pytest.raises(ValueError, match="Out of range float"):
-        records.dump(record(case("a", curve=[(32, float("nan"))])))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"curve": [(32, float("nan"))]}, "finite number"),
+        ({"predicted": {"tile_roofline": {"n_max": 3}}}, "limiting"),
+        ({"granularity": {**GRANULARITY, "tiles": [(1, 2)]}}, "tiles"),
+        ({"granularity": {"kernel": "triton"}}, "source"),
+    ],
+)
+def test_a_case_that_no_report_can_show_is_refused(change: dict[str, object], message: str) -> None:
+    """NaN, a prediction without its limiting module, tiles without rows, a map without its source."""
+    with pytest.raises(ValueError, match=message):
+        case("a", **change)
+
+
+def test_a_record_has_a_case_once_and_its_machine_in_words() -> None:
+    """Two cases of one id, and an identity that is a list, are refused."""
+    with pytest.raises(ValueError, match="two cases have the id"):
+        record(case("a"), case("a"))
+    with pytest.raises(ValueError, match="identity must be an object"):
+        record(case("a"), machine={"identity": []})
 
 
 def test_merging_tests_of_one_case_keeps_the_curve() -> None:

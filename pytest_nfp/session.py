@@ -443,6 +443,7 @@ class Session:
         finally:
             device.clean()
         record.composed = composed_record(found)
+        self._add_predictions(case, curve, record)
         # Where noise leaves the measured boundary open, the modules can't be shown to add up to it.
         is_open = curve.boundary_is_open(self.settings.tolerance, [p.positions for p in found.points])
         agrees = found.steps <= 1 and not is_open
@@ -456,6 +457,24 @@ class Session:
         held = (*verdict.held_to, *(("the sum of its modules",) if agrees else ()))
         verdict = Verdict(outcome, (said, *verdict.reasons), held)
         return self._note_verdict(record, verdict)
+
+    def _add_predictions(self, case: Case, curve: Curve, record: CaseRecord) -> None:
+        """What both predictors say of the model, beside what was measured and composed: told, and held to nothing."""
+
+        def figures_of(part: Case) -> tuple[Figures, Granularity | None]:
+            granularity = None if part.module == "dense" else self.granularity(part)
+            return self.figures(part, granularity), granularity
+
+        assert record.composed is not None
+        try:
+            found = composition.predict(case, curve, self.settings.tolerance, figures_of)
+        except (RuleUnknown, FileError, *REFUSALS) as reason:
+            record.composed["predicted"] = {"reason": str(reason)}
+            return
+        record.predicted, record.basis = found.predicted.as_dict(), found.predicted.basis
+        record.n_idle = None if found.predicted.n_idle is None else records.finite(found.predicted.n_idle)
+        record.n_idle_unbounded = found.predicted.n_idle is not None and record.n_idle is None
+        record.composed["predicted"] = {"steps": found.steps, "error": round(found.error, 4)}
 
     def _note_verdict(self, record: CaseRecord, verdict: Verdict) -> Verdict:
         """The verdict in the place of the one that the record has of its boundary."""

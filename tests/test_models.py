@@ -13,6 +13,8 @@ from pytest_nfp import session as session_module
 from pytest_nfp.backends import Prepared, Proof
 from pytest_nfp.cases import Case
 from pytest_nfp.measure import composition
+from pytest_nfp.predict import Figures
+from pytest_nfp.principle import Calibration
 from pytest_nfp.records import Record, dump
 from pytest_nfp.session import ENGINE_TIMER, Session
 from pytest_nfp.settings import Settings
@@ -21,6 +23,9 @@ from pytest_nfp.testing import Simulated
 from .conftest import PROJECT
 
 pytestmark = pytest.mark.usefixtures("offline")
+
+
+FIGURES = Figures(1e11, 1e10, Calibration(1e11, 1e10), "a datasheet")
 
 
 def part_us(case: Case, n: int) -> float:
@@ -47,6 +52,7 @@ class Engine:
         monkeypatch.setattr(backends, "prepare", self.prepare)
         monkeypatch.setattr(composition, "prepare", self.part)
         monkeypatch.setattr(Session, "_floor_us", lambda self, case: 123.0)
+        monkeypatch.setattr(Session, "figures", lambda self, case, granularity: FIGURES)
 
     def part(self, case: Case, seed: int, cache_bytes: int) -> Prepared:
         return Prepared(lambda n: lambda: part_us(case, n), 1, 10**9, "k", 1)
@@ -115,6 +121,9 @@ def test_a_model_that_its_modules_add_up_to_passes_and_its_record_proves_n(engin
     assert (record.timer, record.floor_us) == (ENGINE_TIMER, 123.0)
     assert record.composed is not None
     assert (record.composed["steps"], record.composed["error"] < 0.02) == (0, True)
+    assert record.predicted is not None
+    assert set(record.predicted) == set(record.composed["predicted"]["steps"]) == {"principle", "tile_roofline"}
+    assert record.predicted["principle"]["n_max"] == 20  # rho s / 2 = 20, under the 32 rows of torch's query split.
     assert set(record.composed["parts"]) == {"q", "k and v", "attention", "o", "ffn up", "ffn down", "head"}
     assert engine.closed == 1
 

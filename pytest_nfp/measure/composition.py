@@ -14,13 +14,15 @@ from statistics import median
 
 from pytest_nfp import compose
 from pytest_nfp.backends import REFUSALS, Unsupported, prepare
-from pytest_nfp.cases import DRAFTS, Backend, Case
+from pytest_nfp.cases import DRAFTS, ROUTINGS, Backend, Case
 from pytest_nfp.compose import Part
 from pytest_nfp.devices import Device
+from pytest_nfp.granularity import Granularity
 from pytest_nfp.granularity.artifacts import installed_release
 from pytest_nfp.measure.curve import Curve
 from pytest_nfp.measure.sweep import sweep_module
-from pytest_nfp.principle import Boundary, Point, find_boundary
+from pytest_nfp.predict import Figures, Predicted, idle_compute, module_latency, principle_terms
+from pytest_nfp.principle import Boundary, Point, attention_term, closed_form, find_boundary, predict_on
 
 CPU_KERNELS = {"dense": "matmul", "moe": "grouped_mm", "attention": "sdpa"}
 """What transformers' modules run on a CPU."""
@@ -106,6 +108,66 @@ def measure(
     return Composition(
         times, rest, points, composed, steps_apart(composed.n_max_interval, measured, grid), error, limiting
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What both predictors say of a measured model. steps: of each, from the measured interval. error: of the tile roofline, the
+    median of |predicted / measured - 1| of T over N.
+    """
+
+    predicted: Predicted
+    steps: dict[str, int]
+    error: float
+
+
+def predict(
+    case: Case, curve: Curve, tolerance: float, figures_of: Callable[[Case], tuple[Figures, Granularity | None]]
+) -> Beside:
+    """Both predictors for a model whose curve is known: the first exiting module, and the sum of its parts' predicted times.
+
+    figures_of: of a part's case, what its kernel is predicted with. N0 is the curve's for every module; the principle's MoE model
+    has no dense term. Raises RuleUnknown where a part's rule or figures are unknown.
+    """
+    base = curve.baseline_positions
+    own = {p.positions: p.latency_us for p in curve.points if p.positions >= base}
+    terms: dict[str, int] = {}
+    latencies: dict[str, Callable[[int], float]] = {}
+    bases: dict[str, str] = {}
+    n_idle: float | None = None
+    spread = (1.0, 1.0)
+    for part in parts_of(case):
+        figures, granularity = figures_of(part.case)
+        latency = module_latency(part.case, figures, granularity)
+        latencies[part.name] = _times_of(part.count, latency)
+        bases.setdefault(part.case.module, figures.basis)
+        if figures.spread is not None:
+            spread = min(spread[0], figures.spread[0]), max(spread[1], figures.spread[1])
+        is_ffn = part.case.module == "moe" or part.name.startswith("ffn")
+        is_bounded = case.routing in (None, *ROUTINGS)
+        if is_ffn and is_bounded:
+            n_idle = idle_compute(part.case, figures.balance)
+        has_term = part.case.module != "dense" or (case.subject.moe is None and is_ffn)
+        if part.case.module == "attention" and granularity is not None and granularity.has_tiles:
+            assert case.subject.attention is not None
+            group = case.subject.attention.group if granularity.packed else 1
+            terms["attention"] = attention_term(granularity.tile(base * group), group)
+        elif has_term and is_bounded:
+            terms |= principle_terms(part.case, figures.balance, granularity)
+    roofline = predict_on(latencies, sorted(own), tolerance, base, spread)
+    basis = "; ".join(f"{module} {said}" for module, said in bases.items())
+    closed = closed_form(**terms) if terms else None
+    found = Predicted(n_idle, closed, roofline, basis, spread != (1.0, 1.0))
+    of_model = curve.boundary(tolerance)
+    measured = of_model.n_max_interval if of_model is not None else (base, None)
+    n_max = {name: term["n_max"] for name, term in found.as_dict().items()}
+    steps = {name: steps_apart((n, n), measured, sorted(own)) for name, n in n_max.items()}
+    error = median(abs(sum(t(n) for t in latencies.values()) / us - 1) for n, us in own.items())
+    return Beside(found, steps, error)
+
+
+def _times_of(count: int, latency: Callable[[int], float]) -> Callable[[int], float]:
+    return lambda n: count * latency(n)
 
 
 def steps_apart(a: tuple[int, int | None], b: tuple[int, int | None], grid: Sequence[int]) -> int:

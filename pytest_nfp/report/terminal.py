@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.records import CaseRecord, Record, totals
@@ -16,11 +17,16 @@ MODELS = (
     "steps",
     "limited by",
     "T error",
+    "principle",
+    "steps",
+    "tile roofline",
+    "steps",
+    "T error",
     "forward ms",
     "step ms",
     "of the byte floor",
 )
-"""A full model against the sum of its modules, and at N0 its forward, the engine's step, and the forward over what reading takes."""
+"""A full model against the sum of its modules and what both predictors say, and at N0 its forward, the engine's step, and the forward over what reading takes."""
 HEADER = ("case", "N_idle", "principle", "tile roofline", "n_max", "interval", "first exit", "kind", "outcome")
 
 
@@ -69,6 +75,7 @@ def _models(record: Record, shared: str) -> list[str]:
                 str(composed["steps"]),
                 composed["limiting"],
                 f"{composed['error']:.0%}",
+                *_beside(c, composed.get("predicted", {})),
                 f"{forward / 1e3:.1f}",
                 f"{step / 1e3:.1f}" if step is not None else "",
                 f"{forward / c.floor_us:.1f}x" if c.floor_us else "",
@@ -76,6 +83,19 @@ def _models(record: Record, shared: str) -> list[str]:
         )
     widths = [max(len(r[i]) for r in lines) for i in range(len(MODELS))]
     return ["  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in lines]
+
+
+def _beside(c: CaseRecord, predicted: dict[str, Any]) -> tuple[str, str, str, str, str]:
+    """Both predictors' N_max with the steps from the measured one, and the tile roofline's error of T; empty where there is none."""
+    steps = predicted.get("steps", {})
+    error = f"{predicted['error']:.0%}" if "error" in predicted else ""
+    return (
+        words.term(c, "principle"),
+        str(steps.get("principle", "")),
+        words.term(c, "tile_roofline"),
+        str(steps.get("tile_roofline", "")),
+        error,
+    )
 
 
 def _row(c: CaseRecord, shared: str) -> tuple[str, ...]:

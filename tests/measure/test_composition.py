@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from pytest_nfp import catalog
 from pytest_nfp.backends import Prepared, Unsupported
 from pytest_nfp.cases import Backend, Case
+from pytest_nfp.granularity import Granularity, RuleUnknown, granularity_of
 from pytest_nfp.measure import composition, sweep
 from pytest_nfp.measure.curve import Curve
 from pytest_nfp.measure.protocol import CALIBRATION
+from pytest_nfp.predict import Figures, module_latency
+from pytest_nfp.principle import Calibration
 from pytest_nfp.scale import tiny
 from pytest_nfp.testing import Simulated
 
@@ -134,3 +137,40 @@ def test_parts_are_trusted_as_models_are(
     monkeypatch.setattr("pytest_nfp.measure.composition.prepare", lambda case, seed, cache_bytes: one)
     with pytest.raises(composition.NotComposed, match=reason):
         composition.measure(DENSE, curve, machine.device(), 0.2, 0, lambda text: None)
+
+
+FIGURES = Figures(1e11, 1e10, Calibration(1e11, 1e10), "a datasheet")
+
+
+@pytest.mark.parametrize("case", [DENSE, MOE], ids=["dense", "moe"])
+def test_both_predictors_stand_beside_what_was_measured(case: Case, machine: Simulated) -> None:
+    """A model that is its parts' roofline has the tile roofline's N_max, no T off; the closed form is its smallest term; steps count
+    from the measured interval.
+    """
+
+    def figures_of(part: Case) -> tuple[Figures, Granularity | None]:
+        return FIGURES, None if part.module == "dense" else granularity_of(part)
+
+    times = [(p.count, module_latency(p.case, *figures_of(p.case))) for p in composition.parts_of(case)]
+    curve = sweep(lambda n: lambda: sum(count * t(n) for count, t in times), GRID, machine.device(), CALIBRATION)
+    found = composition.predict(case, curve, 0.2, figures_of)
+    assert found.error < 0.01
+    assert found.steps["tile_roofline"] == 0
+    terms = found.predicted.as_dict()
+    of_model = curve.boundary(0.2)
+    assert of_model is not None
+    assert terms["tile_roofline"]["n_max"] <= (of_model.n_max_interval[1] or 10**9)
+    assert found.predicted.principle is not None
+    assert terms["principle"]["limiting"] in ("dense", "moe", "attention")
+    assert (found.predicted.principle.dense is None) == (case.subject.moe is not None)
+
+
+def test_a_part_whose_rule_is_unknown_leaves_no_prediction(machine: Simulated) -> None:
+    """The reason reaches the record; nothing is guessed."""
+
+    def unknown(part: Case) -> tuple[Figures, Granularity | None]:
+        raise RuleUnknown("no rule")
+
+    curve = model_curve(DENSE, machine, lambda n: 0.0)
+    with pytest.raises(RuleUnknown, match="no rule"):
+        composition.predict(DENSE, curve, 0.2, unknown)

@@ -242,6 +242,7 @@ def test_a_full_model_stands_beside_the_sum_of_its_modules() -> None:
         "error": 0.034,
         "curve": [],
         "parts": {},
+        "predicted": {"steps": {"principle": 2, "tile_roofline": 1}, "error": 0.25},
     }
     model = case(
         "m", kind="measured", baseline_positions=1, n_max=4, n_max_interval=(4, 5), curve=[(1, 13000.0), (4, 15000.0)],
@@ -259,6 +260,13 @@ def test_a_full_model_stands_beside_the_sum_of_its_modules() -> None:
         "ffn",
         "up",
         "3%",
+        "32",
+        "branch",
+        "2",
+        "512",
+        "moe",
+        "1",
+        "25%",
         "13.0",
         "14.0",
         "1.6x",

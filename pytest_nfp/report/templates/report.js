@@ -206,6 +206,8 @@
       for (const [name, term] of Object.entries(c.predicted || {})) add(name.replace("_", " ") + " (predicted)", `N_max ${term.n_max}${term.interval ? ` [${term.interval[0]}, ${term.interval[1] ?? ".."}]` : ""}, limited by ${term.limiting}`);
       add("predicted on", c.basis);
       if (c.composed) add("composed of its modules", c.composed.reason || `N_max ${c.composed.n_max}, ${c.composed.steps} steps from the measured one, limited by ${c.composed.limiting}, T ${(100 * c.composed.error).toFixed(0)}% off in the median`);
+      const beside = c.composed && c.composed.predicted;
+      if (beside) add("predicted against measured", beside.reason || `${Object.entries(beside.steps).map(([name, n]) => `${name.replace("_", " ")} ${n} steps off`).join(", ")}; tile roofline's T ${(100 * beside.error).toFixed(0)}% off in the median`);
       add("N_max by tolerance", pairs(c.sensitivity));
       add("source of the curve", c.source);
       add("kernel", c.kernel);

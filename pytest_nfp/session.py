@@ -592,6 +592,7 @@ class Session:
                     keep_samples=self.settings.samples,
                 )
 
+            curve: Curve | None = None
             try:
                 with device_lock(device):
                     if wrong := _first_wrong(prepared, grid, case.baseline_positions):
@@ -605,10 +606,11 @@ class Session:
                             device.rest(min(COOLING_S, curve.counts["seconds"]))
                         curve = measured(RESTING if hot else 1.0)
                 if not curve.died:  # An engine that died is asked nothing more.
-                    try:
-                        curve = self._with_what_it_saw(case, curve, prepared, device)
-                    except backends.EngineDied as died:
-                        curve = replace(curve, invalid=(str(died), *curve.invalid), log=died.log, died=True)
+                    curve = self._with_what_it_saw(case, curve, prepared, device)
+            except backends.EngineDied as died:
+                # Before it was measured, or when it was asked what it had seen.
+                curve = curve or _nothing(case, device)
+                curve = replace(curve, invalid=(str(died), *curve.invalid), log=died.log, died=True)
             finally:
                 if prepared.close is not None:
                     prepared.close()

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any
 
@@ -158,8 +159,11 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     def steps() -> dict[int, float]:
         return {int(n): us for n, us in _seen(engine, "steps").items()}
 
-    def active(positions: int) -> int:
-        return int(engine.ask("when it was asked for its experts", "active", positions=positions)["value"])
+    def at(what: str) -> Callable[[int], Any] | None:
+        """A question about an N, where the engine answers it."""
+        if what not in has:
+            return None
+        return lambda n: engine.ask(f"when it was asked for its {what} at N={n}", what, positions=n)["value"]
 
     def close() -> None:
         """On a GPU the process ends too: as long as it is there it holds memory, and is another process on the device."""
@@ -177,10 +181,12 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         made["bytes_rotated"],
         made["kernel"],
         made["turns"],
+        at("check"),
+        at("setting"),
+        at("active"),
         proof=proof if "proof" in has else None,
         steps=steps if "steps" in has else None,
         own_timer=True,
-        active=active if "active" in has else None,
         modes=lambda: {int(n): mode for n, mode in _seen(engine, "modes").items()},
         padded=lambda: {int(n): rows for n, rows in _seen(engine, "padded").items()},
         process=lambda: (engine.pid, engine.own_s),

@@ -33,9 +33,9 @@ class Served:
                 return {}
             case "run":
                 return {"us": self._run(asked["positions"])}
-            case "active":
-                assert self._prepared is not None and self._prepared.active is not None
-                return {"value": self._prepared.active(asked["positions"])}
+            case "check" | "setting" | "active" as what:
+                ask = getattr(self._prepared, what)
+                return {"value": ask(asked["positions"])}
             case what:
                 assert self._prepared is not None
                 found = getattr(self._prepared, what)
@@ -55,7 +55,8 @@ class Served:
         self._prepared = prepared
         if not prepared.own_timer:
             self._timed = _clock(case)
-        has = [name for name in ("proof", "steps", "active") if getattr(prepared, name) is not None]
+        questions = ("proof", "steps", "check", "setting", "active")
+        has = [name for name in questions if getattr(prepared, name) is not None]
         figures = {
             name: getattr(prepared, name) for name in ("bytes_per_forward", "bytes_rotated", "kernel", "turns", "alone")
         }

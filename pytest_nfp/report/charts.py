@@ -293,6 +293,7 @@ def span_of(case: CaseRecord) -> tuple[int, int] | None:
 def marks(case: CaseRecord, before: Side | None, first: int, last: int) -> list[dict[str, Any]]:
     """Vertical lines with their labels, each on a line of its own."""
     told: list[tuple[str, int | None, str]] = [
+        ("N0", case.baseline_positions if case.baseline_positions != first else None, "var(--soft)"),
         ("n_max", case.n_max, "var(--curve)"),
         ("first exit", case.n_first_exit if case.n_first_exit != case.n_max else None, "var(--curve)"),
     ]

@@ -51,7 +51,8 @@ def prepare(case, seed, cache_bytes):
         return run
     close = (lambda: os._exit(4)) if case.context == 11 else None
     return Prepared(forward, 1, 10**9, "mine", 1, close=close, proof=lambda: dict(seen), own_timer=True,
-                    steps=lambda: {n: 200.0 for n in seen}, modes=lambda: {n: "graph" for n in seen})
+                    steps=lambda: {n: 200.0 for n in seen}, check=lambda n: "" if n != 63 else "wrong", active=lambda n: 2 * n,
+                    setting=lambda n: {"rows": n}, modes=lambda: {n: "graph" for n in seen})
 """
 HEADS = Attention(heads=2, kv_heads=1, head_dim=64)
 SMALL = Model(
@@ -96,6 +97,13 @@ def test_an_engine_answers_from_its_own_process() -> None:
     assert prepared.proof is not None and prepared.steps is not None and prepared.modes is not None
     assert prepared.proof() == {1: (2, 256), 4: (8, 256)}
     assert (prepared.steps(), prepared.modes()) == ({1: 200.0, 4: 200.0}, {1: "graph", 4: "graph"})
+    assert prepared.check is not None and prepared.active is not None and prepared.setting is not None
+    assert (prepared.check(1), prepared.check(63), prepared.active(4), prepared.setting(4)) == (
+        "",
+        "wrong",
+        8,
+        {"rows": 4},
+    )
     assert "my_kernels" not in sys.modules
     assert prepared.process is not None and prepared.close is not None
     pid, _ = prepared.process()

@@ -32,7 +32,7 @@ certify: .venv/.cpu
 # The report is tested in a real browser. Where this may install one (Debian, as root) it does; elsewhere those tests say what they lack.
 browser:
 	@command -v chromium chromium-browser google-chrome >/dev/null || \
-	  { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } || \
+	  { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core; } || \
 	  echo "no chromium: tests in a browser are skipped"
 
 test: .venv/.dev browser lint

@@ -113,9 +113,10 @@ def statement_of(record: Record, name: str, digest: str, now: datetime, days: in
     try:
         oldest = min((datetime.fromisoformat(at) for at in measured), default=now)
         validity = {"notBefore": _time(now), "notAfter": _time(oldest + timedelta(days=days))}
+        is_old = now > oldest + timedelta(days=days)
     except (ValueError, TypeError, OverflowError) as error:
         raise Refused(f"when it was measured, or {days} days after that, is no date: {error}") from error
-    if now > oldest + timedelta(days=days):
+    if is_old:
         raise Refused(f"it was measured on {oldest.date()}, more than {days} days ago: measure it again")
     return {
         "_type": STATEMENT,

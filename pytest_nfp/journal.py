@@ -83,7 +83,7 @@ def read(path: Path) -> Past:
     if path.suffix != ".jsonl":
         record = records.read(path)
         run = {n: getattr(record, n) for n in ("tolerance", "match_tolerance", "protocol", "seed")}
-        return Past(run, {record.gpu: record.machine}, {c.id: c for c in record.cases})
+        return _dated(Past(run, {record.gpu: record.machine}, {c.id: c for c in record.cases}), record.started)
     lines = text.split("\n")
     past = Past()
     updates: list[dict[str, Any]] = []
@@ -107,7 +107,15 @@ def read(path: Path) -> Past:
             if number == len(lines):  # Without its line end: the run was killed while it wrote this.
                 continue
             raise FileError(f"{path}:{number}: not a line of a journal: {str(error).splitlines()[0]}") from error
-    return replace(past, updates=tuple(updates))
+    return _dated(replace(past, updates=tuple(updates)), past.run.get("started"))
+
+
+def _dated(past: Past, started: str | None) -> Past:
+    """What was measured before cases said when they were: as old as its run, however late it is resumed."""
+    for case in past.cases.values():
+        if case.kind == "measured" and case.measured_at is None:
+            case.measured_at = started
+    return past
 
 
 def records_of(past: Past) -> list[Record]:

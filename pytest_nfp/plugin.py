@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_nfp.executed import Executed
     from pytest_nfp.journal import Journal
     from pytest_nfp.measure import Curve
+    from pytest_nfp.records import Record
     from pytest_nfp.session import Session
     from pytest_nfp.verdict import Verdict
 
@@ -330,8 +331,9 @@ def _write_reports(own: Session, folder: Path) -> None:
     """The reports, or at least the records, where their folder has no room."""
     from pytest_nfp.report.files import rescue, write_reports
 
-    runs = own.records()
+    runs: list[Record] = []
     try:
+        runs = own.records()
         own.written_reports = write_reports(folder, runs)
     except Exception as error:  # Whatever a page can't be made of, what was measured must not go with it.
         try:

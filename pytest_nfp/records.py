@@ -50,6 +50,24 @@ class _Map(BaseModel):
     edges: list[Count] = []
 
 
+class _Sum(BaseModel):
+    """What every reader of a composed model may count on."""
+
+    n_max: Whole
+    n_max_interval: tuple[Whole, Whole | None]
+    steps: Count
+    limiting: str
+    error: float
+    curve: list[tuple[Whole, float]] = []
+
+
+def _terms(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Predictions by predictor, as they are. Raises ValidationError for others."""
+    if value is not None:
+        _TERMS.validate_python(value)
+    return value
+
+
 _TERMS = TypeAdapter(dict[Literal["principle", "tile_roofline"], _Term])
 
 
@@ -77,6 +95,12 @@ class Held(_Strict):
     n_max: Whole | None = None
     n_max_interval: tuple[Whole, Whole | None] | None = None
     curve: list[tuple[Whole, float]] = []
+    timer: str = ""
+
+    @field_validator("predicted")
+    @classmethod
+    def _has_terms(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        return _terms(value)
 
 
 class CaseRecord(_Strict):
@@ -135,8 +159,13 @@ class CaseRecord(_Strict):
     @field_validator("predicted")
     @classmethod
     def _has_terms(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None:
-            _TERMS.validate_python(value)
+        return _terms(value)
+
+    @field_validator("composed")
+    @classmethod
+    def _is_sum(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None and "reason" not in value:
+            _Sum.model_validate(value)
         return value
 
     @field_validator("granularity")

@@ -695,12 +695,12 @@ class Session:
     def note_executed(self, found: Executed, predicted: Mapping[int, float], module: Module, name: str) -> None:
         """Keep what a kernel executed under the interpreter beside what its map predicts, as a case of its own."""
         backend = Backend(found.framework, found.release)
-        agrees = all(found.flops[n] == flops for n, flops in predicted.items())
+        agrees = all(found.flops.get(n) == flops for n, flops in predicted.items())
         reasons = [] if agrees else ["the kernel executed other products than its map predicts"]
         verdict = TestResult(outcome="PASS" if agrees else "FAIL", reasons=reasons)
         gpu = self.gpus()[0]
         record = CaseRecord(
-            id=f"{gpu}-{backend}-{name}",
+            id=f"{gpu}-{backend}-{module}-{found.kernel}-{name}",
             gpu=gpu,
             backend=str(backend),
             module=module,
@@ -710,7 +710,7 @@ class Session:
             outcome=verdict.outcome,
             tests={"granularity": verdict},
             kernel=found.kernel,
-            executed={n: (float(found.flops[n]), float(flops)) for n, flops in predicted.items()},
+            executed={n: (float(found.flops.get(n, 0)), float(flops)) for n, flops in predicted.items()},
             settings={n: " ".join(f"{k}={v}" for k, v in sorted(s.items())) for n, s in found.settings.items() if s},
         )
         self.add_case(records.summarise(record))
@@ -940,6 +940,7 @@ class Session:
             held.predicted = known.predicted.as_dict()
         if known is not None and (m := known.measured) is not None:
             held.kind, held.n_max, held.n_max_interval, held.curve = m.kind, m.n_max, m.interval, list(m.curve)
+            held.timer = m.timer
         return held
 
     def records(self) -> list[Record]:

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nfp import journal
+from pytest_nfp import journal, records
 from pytest_nfp.files import FileError
 from pytest_nfp.journal import Journal, Past
 from pytest_nfp.records import CaseRecord
 
 from .conftest import PYTEST
+from .report import made
 
 PROJECT = Path(__file__).parent.parent
 
@@ -198,3 +199,21 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
     path.write_text('{"run": {}}\n' + line + '\n{"run": {}}\n')
     with pytest.raises(FileError, match=r"journal.jsonl:2: not a line of a journal"):
         journal.read(path)
+
+
+def test_what_is_resumed_is_as_old_as_it_is(tmp_path: Path) -> None:
+    """A case of a time when cases did not say when they were measured has the start of its run, of a record and of a journal; one
+    that says keeps it.
+    """
+    old, dated = measured_case("a"), measured_case("b", measured_at="2026-05-05T00:00:00+00:00")
+    records.write(tmp_path / "record.json", made.record(old, dated, started="2025-01-01T00:00:00+00:00"))
+    found = journal.read(tmp_path / "record.json").cases
+    assert [c.measured_at for c in found.values()] == ["2025-01-01T00:00:00+00:00", "2026-05-05T00:00:00+00:00"]
+    past = Past({}, {}, {c.id: c for c in (old, dated)})
+    Journal(tmp_path / "journal.jsonl", {"started": "2024-01-01T00:00:00+00:00"}, past).close()
+    found = journal.read(tmp_path / "journal.jsonl").cases
+    assert [c.measured_at for c in found.values()] == ["2024-01-01T00:00:00+00:00", "2026-05-05T00:00:00+00:00"]
+
+
+def measured_case(name: str, **changed: object) -> CaseRecord:
+    return made.case(name, **{"kind": "measured", **changed})

@@ -117,6 +117,8 @@ class Engine:
 
     def end(self, wait: bool = True) -> None:
         """End the process; `wait`: let it finish what it does."""
+        if self._log.closed:
+            return  # It has ended, and its number may be another's by now.
         assert self._process.stdin is not None
         with suppress(OSError):  # What it was asked last may not have reached it.
             self._process.stdin.close()

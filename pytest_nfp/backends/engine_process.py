@@ -102,7 +102,7 @@ def main() -> None:
         for line in sys.stdin:
             try:
                 answer = served.answer(json.loads(line))
-            except REFUSALS as error:
+            except (*REFUSALS, Unsupported) as error:
                 answer = {"refused": f"{type(error).__name__}: {error}"}
             answer["own_s"] = sum(os.times()[:4])
             answers.write(json.dumps(answer) + "\n")

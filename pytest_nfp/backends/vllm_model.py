@@ -108,16 +108,19 @@ def _graphs(case: Case) -> dict[str, Any]:
         return {"enforce_eager": True}
     if Version(case.backend.release) < Version("0.11"):
         return {}
-    sizes = capture_sizes(case.batch * MAX_POSITIONS)
+    sizes = capture_sizes(case.batch)
     return {"compilation_config": {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": sizes}}
 
 
-def capture_sizes(most: int) -> list[int]:
-    """Token counts to capture, up to `most`: beyond the last one a forward runs eagerly, and a curve would mix modes. vLLM's own end
-    at twice the requests, which are few here; to 512 these are its own where there are many.
+def capture_sizes(batch: int) -> list[int]:
+    """Token counts to capture for b requests of up to MAX_POSITIONS: beyond the last one a forward runs eagerly, and a curve would
+    mix modes. vLLM's own end at twice the requests, which are few here; to 512 these are its own where there are many. Further up a
+    step is 64 positions of every request, so that there are not hundreds of them.
     """
-    sizes = {1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(576, 1025, 64), *range(1280, most + 256, 256)}
-    return sorted(n for n in sizes if n <= most or n - 256 < most <= n)
+    most, step = batch * MAX_POSITIONS, max(256, 64 * batch)
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(576, 1025, 64)]
+    sizes += range(1024 + step, most + step, step)
+    return sizes
 
 
 def graph_of(context: Any) -> tuple[str, int | None]:

@@ -90,8 +90,7 @@ def measure(
     found = parts_of(case)
     for part in found:
         say(f"{case.key}: measuring its {part.name}")
-        if part.name == "head" and case.backend.framework != "transformers" and case.kernel != DRAFTS:
-            # An extended prefix has logits for the last token of each request alone.
+        if _is_of_last_tokens(part, case):
             one = _times(part, [1, 2], 1, device, seed, own[base].latency_us)[1]
             times[part.name] = dict.fromkeys(grid, one)
             continue
@@ -139,7 +138,7 @@ def predict(
     for part in parts_of(case):
         figures, granularity = figures_of(part.case)
         latency = module_latency(part.case, figures, granularity)
-        latencies[part.name] = _times_of(part.count, latency)
+        latencies[part.name] = _times_of(part, latency, _is_of_last_tokens(part, case))
         bases.setdefault(part.case.module, figures.basis)
         if figures.spread is not None:
             spread = min(spread[0], figures.spread[0]), max(spread[1], figures.spread[1])
@@ -148,11 +147,13 @@ def predict(
         if is_ffn and is_bounded:
             n_idle = idle_compute(part.case, figures.balance)
         has_term = part.case.module != "dense" or (case.subject.moe is None and is_ffn)
+        if not is_bounded:
+            continue  # Drawn or replayed routing has no closed form: balanced and skewed bound it.
         if part.case.module == "attention" and granularity is not None and granularity.has_tiles:
             assert case.subject.attention is not None
             group = case.subject.attention.group if granularity.packed else 1
             terms["attention"] = attention_term(granularity.tile(base * group), group)
-        elif has_term and is_bounded:
+        elif has_term:
             terms |= principle_terms(part.case, figures.balance, granularity)
     roofline = predict_on(latencies, sorted(own), tolerance, base, spread)
     basis = "; ".join(f"{module} {said}" for module, said in bases.items())
@@ -166,8 +167,13 @@ def predict(
     return Beside(found, steps, error)
 
 
-def _times_of(count: int, latency: Callable[[int], float]) -> Callable[[int], float]:
-    return lambda n: count * latency(n)
+def _times_of(part: Part, latency: Callable[[int], float], is_constant: bool) -> Callable[[int], float]:
+    return lambda n: part.count * latency(1 if is_constant else n)
+
+
+def _is_of_last_tokens(part: Part, case: Case) -> bool:
+    """An extended prefix has logits for the last token of each request alone."""
+    return part.name == "head" and case.backend.framework != "transformers" and case.kernel != DRAFTS
 
 
 def steps_apart(a: tuple[int, int | None], b: tuple[int, int | None], grid: Sequence[int]) -> int:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
-from pytest_nfp.backends import REFUSALS, EngineDied, Prepared
+from pytest_nfp.backends import REFUSALS, EngineDied, Prepared, Unsupported
 from pytest_nfp.devices import Device, Forward
 from pytest_nfp.measure import trust
 from pytest_nfp.measure.curve import Curve, make_point
@@ -153,7 +153,7 @@ class _Search:
         started = self._device.now()
         try:
             run, forwards = self._warmed(n)
-        except REFUSALS as error:
+        except (*REFUSALS, Unsupported) as error:
             self._refused[n] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         if n in self._refused:
             # The error is gone, and with it the frames that held what was allocated: the next N may need the memory.

@@ -33,6 +33,7 @@ class Side:
     n_max: int | None = None
     interval: tuple[int, int | None] | None = None
     curve: list[tuple[int, float]] = field(default_factory=list)
+    timer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,9 @@ def _changed(
 
 
 def _moved(case: CaseRecord, a: Side, b: Side, match_tolerance: float) -> Iterator[tuple[str, int, int]]:
-    """A curve's N_max has moved where the intervals are apart by more than the judge allows; curves that are not to be trusted say
-    nothing.
-    """
-    if a.interval and b.interval and a.n_max is not None and b.n_max is not None and case.outcome != "INVALID":
+    """A curve's N_max has moved where the intervals are apart by more than the judge allows; two timers are not compared."""
+    is_one_timer = not (a.timer and b.timer) or a.timer == b.timer
+    if a.interval and b.interval and a.n_max is not None and b.n_max is not None and is_one_timer:
         high = a.interval[1] if a.interval[1] is not None else a.interval[0]
         granule = case.baseline_positions or 1
         slack = match_slack(high, sweep_step((n for n, _ in b.curve), high), granule, match_tolerance)
@@ -106,7 +106,7 @@ class Change:
 def side_of(case: CaseRecord) -> Side:
     """A case as one side."""
     g = case.granularity or {}
-    has_curve = bool(case.curve)
+    has_curve = bool(case.curve) and is_trusted(case)
     return Side(
         case.backend,
         g.get("kernel"),
@@ -116,7 +116,14 @@ def side_of(case: CaseRecord) -> Side:
         case.n_max if has_curve else None,
         case.n_max_interval if has_curve else None,
         case.curve,
+        case.timer,
     )
+
+
+def is_trusted(case: CaseRecord) -> bool:
+    """Whether nothing speaks against its curve: the outcome of the case may be that of another of its tests."""
+    boundary = case.tests.get("boundary")
+    return case.outcome != "INVALID" and (boundary is None or boundary.outcome != "INVALID")
 
 
 def _baseline_of(case: CaseRecord) -> Side | None:
@@ -124,7 +131,7 @@ def _baseline_of(case: CaseRecord) -> Side | None:
     if h is None:
         return None
     # A curve of another release is what this one may differ by: it is shown, and the judge alone holds it to anything.
-    return Side(h.name, h.kernel, tuple(h.tiles), h.predicted, h.kind, h.n_max, h.n_max_interval, h.curve)
+    return Side(h.name, h.kernel, tuple(h.tiles), h.predicted, h.kind, h.n_max, h.n_max_interval, h.curve, h.timer)
 
 
 def key_of(case: CaseRecord) -> str:

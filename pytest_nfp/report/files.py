@@ -53,7 +53,7 @@ def why_not_writable(folder: Path) -> str:
         place = place.parent
     if not place.is_dir():
         return f"{place} is not a folder"
-    for written in (place, *folder.glob("*/")):
+    for written in (place, *(p.parent for p in folder.glob("*/record.json"))):
         if not os.access(written, os.W_OK):
             return f"{written} can't be written to"
     return ""

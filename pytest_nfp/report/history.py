@@ -9,7 +9,7 @@ from typing import Any
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.records import CaseRecord, Record
 from pytest_nfp.report import charts
-from pytest_nfp.report.changes import key_of, release_order
+from pytest_nfp.report.changes import is_trusted, key_of, release_order
 from pytest_nfp.verdict import has_moved
 
 CHARTS = 6
@@ -30,7 +30,7 @@ def tables(runs: Sequence[Record]) -> list[dict[str, Any]]:
             framework, _, release = c.backend.partition("==")
             if not release or c.kind == "executed":
                 continue
-            if c.curve and c.outcome != "INVALID" and c.n_max is not None:
+            if c.curve and is_trusted(c) and c.n_max is not None:
                 seen[c.gpu, framework][key_of(c), c.kind][release] = c
             if (c.predicted or {}).get("tile_roofline"):
                 seen[c.gpu, framework][key_of(c), "predicted"][release] = c

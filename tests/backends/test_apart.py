@@ -39,6 +39,8 @@ def prepare(case, seed, cache_bytes):
                 os._exit(3)
             if n == 999:
                 raise ValueError("too many positions")
+            if n == 996:
+                raise Unsupported("no room for so many")
             if n == 998:
                 time.sleep(600)
             if n == 997:
@@ -121,6 +123,8 @@ def test_what_the_engine_refuses_is_said_here() -> None:
     prepared = backends.prepare(case(), 0, 1)
     with pytest.raises(RuntimeError, match="ValueError: too many positions"):
         prepared.forward(999)()
+    with pytest.raises(RuntimeError, match="no room for so many"):
+        prepared.forward(996)()
     assert prepared.forward(1)() == 101.0
     with pytest.raises(Unsupported, match="seven is not for me"):
         backends.prepare(case(7), 0, 1)

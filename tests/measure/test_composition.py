@@ -165,6 +165,25 @@ def test_both_predictors_stand_beside_what_was_measured(case: Case, machine: Sim
     assert (found.predicted.principle.dense is None) == (case.subject.moe is not None)
 
 
+def test_the_prediction_is_of_what_the_engine_runs(machine: Simulated) -> None:
+    """An extended prefix has logits of the last tokens alone, so its head does not grow with N; drawn routing has no closed form."""
+
+    def figures_of(part: Case) -> tuple[Figures, Granularity | None]:
+        # A head that costs what all the rest does: growing, it would end the model's N_max.
+        share = 1e6 if part.gemm is not None and part.gemm[0] == case.subject.vocabulary else 1.0
+        return Figures(
+            1e11, 1e10, Calibration(1e11 / share, 1e10), "x"
+        ), None if part.module == "dense" else granularity_of(part)
+
+    case = replace(MOE, backend=Backend("vllm", "0.32.0"))
+    curve = model_curve(case, machine, lambda n: 0.0)
+    found = composition.predict(case, curve, 0.2, figures_of)
+    assert found.predicted.tile_roofline is not None
+    assert found.predicted.tile_roofline.limiting != "head"
+    drawn = composition.predict(replace(case, routing="uniform"), curve, 0.2, figures_of)
+    assert (drawn.predicted.principle, drawn.predicted.n_idle) == (None, None)
+
+
 def test_a_part_whose_rule_is_unknown_leaves_no_prediction(machine: Simulated) -> None:
     """The reason reaches the record; nothing is guessed."""
 

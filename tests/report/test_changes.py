@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pytest_nfp.records import CaseRecord
+from pytest_nfp.records import CaseRecord, TestResult
 from pytest_nfp.report import history
 from pytest_nfp.report.changes import changes, coverage, headline, pairs, view_of
 from pytest_nfp.report.charts import curve_rows, strip_rows
 
-from .made import BASELINE, GRANULARITY, case, record
+from .made import BASELINE, FINE, GRANULARITY, case, record
 
 
 def release(of: str, n_max: int, **changed: object) -> CaseRecord:
@@ -59,6 +59,18 @@ def test_a_move_is_what_the_judge_would_call_one() -> None:
     assert moves((200, 210)) == (("recorded", 512, 512),)
     assert moves((200, 210), "measured") == (("measured, now recorded", 512, 512),)
     assert moves((200, 210), outcome="INVALID") == ()
+
+
+def test_two_timers_and_an_untrusted_boundary_are_not_compared() -> None:
+    """As the judge has it: on either side, and where another test of the case fails."""
+    old = record(case("a", timer="cuda-graph", curve=FINE, n_max=256, n_max_interval=(256, 319)))
+    apart: dict[str, object] = {"curve": FINE, "n_max": 32, "n_max_interval": (32, 47)}
+    broken = {"granularity": TestResult(outcome="FAIL"), "boundary": TestResult(outcome="INVALID")}
+    assert pairs([record(case("a", timer="cuda-graph", **apart))], old)[0].n_max == (("recorded", 256, 32),)
+    assert pairs([record(case("a", timer="cuda-events", **apart))], old)[0].n_max == ()
+    untrusted = record(case("a", timer="cuda-graph", outcome="FAIL", tests=broken, **apart))
+    assert pairs([untrusted], old)[0].n_max == ()
+    assert pairs([old], untrusted)[0].n_max == ()
 
 
 def test_what_was_not_compared_is_said() -> None:

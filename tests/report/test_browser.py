@@ -114,7 +114,7 @@ def test_the_drawn_chart_is_the_static_one(tmp_path: Path) -> None:
     c = case(
         "a", granularity=GRANULARITY, ratios=[(64, 1.0, 1.05), (512, 1.08, 1.25)],
         baseline={**BASELINE, "curve": [(32, 380.0), (64, 400.0), (512, 800.0), (768, 1500.0)]},
-        composed={"n_max": 64, "steps": 1, "limiting": "x", "error": 0.1, "curve": [[32, 410.0], [512, 470.0]]},
+        composed={"n_max": 64, "n_max_interval": [64, 95], "steps": 1, "limiting": "x", "error": 0.1, "curve": [[32, 410.0], [512, 470.0]]},
         curve=[(16, 380.0), (32, 400.0), (64, 410.5), (512, 440.25), (768, 1300.0), (1024, 1900.0)],
     )  # fmt: skip
     path = tmp_path / "index.html"

@@ -134,6 +134,20 @@ def test_the_drawn_chart_is_the_static_one(tmp_path: Path) -> None:
             assert drawn == static
 
 
+def test_a_long_curve_scrolls_inside_its_case(tmp_path: Path) -> None:
+    """Forty points and a long name: the table's own width does not grow, so that nothing of a case lies outside the window."""
+    c = case("a", curve=[(32 + n, 400.0 + n) for n in range(40)], kernel="k" * 300)
+    path = tmp_path / "index.html"
+    path.write_text(render(view_of([record(c)])), encoding="utf-8")
+    with opened(path) as found:
+        wide = "document.querySelector('#table').scrollWidth"
+        before = found.page.evaluate(wide)
+        found.page.click("#table tbody button")
+        found.page.wait_for_selector(".detail [data-chart=curve] svg")
+        assert found.page.evaluate(wide) == before
+        assert found.page.evaluate("(e => e.scrollWidth > e.clientWidth)(document.querySelector('.detail .scroll'))")
+
+
 def test_executed_work_stands_beside_what_the_map_predicts(tmp_path: Path) -> None:
     """FLOPs of every N, executed and predicted; it is a kind of its own, and no latency."""
     c = case("a", kind="executed", curve=[], n_max=None, n_max_interval=None, n_first_exit=None, executed={1: (2048, 2048), 17: (4096, 2048)})  # fmt: skip

@@ -58,9 +58,9 @@ def chromium() -> str:
 
 @contextmanager
 def opened(
-    path: Path, script: bool = True, scheme: Literal["light", "dark"] = "light", wide: int = 1300
+    path: Path, script: bool = True, ready: bool = True, scheme: Literal["light", "dark"] = "light", wide: int = 1300
 ) -> Iterator[Opened]:
-    """The page of a file. script: whether the browser runs any."""
+    """The page of a file. script: whether the browser runs any; ready: wait for the table."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -75,7 +75,7 @@ def opened(
             page.on("console", lambda m: found.complaints.append(m.text))
             page.on("pageerror", lambda e: found.complaints.append(str(e)))
             page.goto(path.as_uri())
-            if script:
+            if script and ready:
                 page.wait_for_function("document.documentElement.dataset.ready === 'true'")
             yield found
         finally:

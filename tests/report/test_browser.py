@@ -182,6 +182,18 @@ def test_without_script_and_on_paper_what_matters_stands_there(page_file: Path, 
         assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
 
 
+def test_a_page_whose_data_are_broken_shows_what_it_can(tmp_path: Path) -> None:
+    """Without its table the page is as it would be without script, and the browser's console says why."""
+    path = tmp_path / "index.html"
+    path.write_text(
+        render(view_of([record(case("a"))])).replace('id="data-table">', 'id="data-table">AAAA'), encoding="utf-8"
+    )
+    with opened(path, ready=False) as found:
+        found.page.wait_for_selector(".static table")
+        assert found.page.inner_text(".static tbody th") == "h200-vllm==1-a"
+        assert found.complaints
+
+
 def test_an_upgrade_stands_before_and_after(tmp_path: Path) -> None:
     """Two records of two releases: the change of granularity on top, with what it does to N_max; both sides in the case."""
     old = case("a", id="h200-vllm==0.9-a", backend="vllm==0.9", n_max=256, n_max_interval=(256, 319), curve=FINE,

@@ -234,7 +234,6 @@
       svg.setAttribute("aria-hidden", "true");
     }
 
-    document.documentElement.classList.add("js");
     $("live").hidden = false;
     update();
     performance.mark("nfp-ready");
@@ -242,5 +241,7 @@
   };
   const compare = new Intl.Collator("en", { numeric: true }).compare;
   // Without it the page stays as it is: what matters most stands in it.
-  if ("DecompressionStream" in window) start();
+  if ("DecompressionStream" in window) {
+    start().catch((error) => { document.documentElement.classList.remove("js"); throw error; });
+  }
 })();

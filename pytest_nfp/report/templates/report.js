@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const PAGE = 100;
+  const PAGE = 50;
   const $ = (id) => document.getElementById(id);
   // Only text nodes are made of what a record says: nothing of it can become markup.
   const el = (tag, props, ...children) => {

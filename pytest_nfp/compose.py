@@ -17,7 +17,7 @@ from pytest_nfp.cases import Backend, Case, Module
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.granularity import Granularity, granularity_of
 from pytest_nfp.granularity.query import MAX_COUNT
-from pytest_nfp.predict import Figures, edge_positions, grid, last_position, module_latency
+from pytest_nfp.predict import Figures, edge_positions, grid, last_position, module_latency, widest
 from pytest_nfp.principle import Prediction, predict_on
 from pytest_nfp.principle.routing import Routing
 from pytest_nfp.recordings import NoRecording, aiconfigurator
@@ -170,7 +170,7 @@ def compose(model: Model, on: Workload, archives: Path | None = None, recorded: 
     missing = [] if on.attention is not None else ["attention"]
     missing += [] if model.vocabulary is not None else ["head"]
     return Composed(
-        latencies, tuple(sorted(edges)), base, last, _widest(spreads), _widest(latency_spreads), basis, tuple(missing)
+        latencies, tuple(sorted(edges)), base, last, widest(spreads), widest(latency_spreads), basis, tuple(missing)
     )
 
 
@@ -197,10 +197,6 @@ def _recorded(
         return predicted(n) * level if rows < times.rows[0] else part.count * times.at(rows)
 
     return latency, f"recorded ({times.source})", times.rows[-1] // part.case.batch
-
-
-def _widest(spreads: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return min((low for low, _ in spreads), default=1.0), max((high for _, high in spreads), default=1.0)
 
 
 def _times(part: Part, figures: Figures, granularity: Granularity | None) -> Callable[[int], float]:

@@ -12,7 +12,7 @@ from pytest_nfp.principle import Boundary
 from pytest_nfp.principle.agreement import compare as agree
 from pytest_nfp.principle.agreement import match_slack, sweep_step
 from pytest_nfp.principle.plateaus import Plateau, cliffs, plateaus
-from pytest_nfp.records import CaseRecord, Record, identity_changes
+from pytest_nfp.records import CaseRecord, Record, identity_changes, key_of
 from pytest_nfp.verdict import STALE, Outcome, interval_in_words, kernel_switch, worst
 
 EXIT: dict[Outcome, int] = {"PASS": 0, "UNSUPPORTED": 0, "SKIPPED": 0, "FAIL": 1, "INVALID": 1, "UNDECIDED": 3}
@@ -142,7 +142,7 @@ def compare_records(before: Record, after: Record) -> tuple[list[Compared], list
     Cases match by GPU, framework, subject and workload: the release may differ, as it is what an upgrade changes.
     Machines are compared by their identity alone; what jitters (clock, load) is recorded and not compared.
     """
-    old, new = ({_key(c): c for c in r.cases if c.curve} for r in (before, after))
+    old, new = ({key_of(c): c for c in r.cases if c.curve} for r in (before, after))
     found = []
     for key in [*old, *(k for k in new if k not in old)]:
         found.append(_compare(key, old.get(key), new.get(key), after))
@@ -150,10 +150,6 @@ def compare_records(before: Record, after: Record) -> tuple[list[Compared], list
     if before.tolerance != after.tolerance:
         notes.append(f"tolerance: {before.tolerance:g} to {after.tolerance:g}")
     return found, notes
-
-
-def _key(case: CaseRecord) -> str:
-    return f"{case.gpu} {case.backend.partition('==')[0]} {case.subject} {case.workload}"
 
 
 def _compare(name: str, old: CaseRecord | None, new: CaseRecord | None, record: Record) -> Compared:

@@ -252,6 +252,20 @@ def grid(baseline_positions: int, edges: Sequence[int], last: int = MAX_COUNT) -
     return sorted(n for n in wanted if baseline_positions <= n <= max(last, baseline_positions))
 
 
+def terms_at(case: Case, positions: int, figures: Figures, granularity: Granularity | None) -> dict[str, int]:
+    """The closed form's terms of a model's module: attention takes its tile at the model's N0, whatever module sets that."""
+    attention = case.subject.attention
+    if case.module != "attention" or granularity is None or not granularity.has_tiles or attention is None:
+        return principle_terms(case, figures.balance, granularity)
+    group = attention.group if granularity.packed else 1
+    return {"attention": attention_term(granularity.tile(positions * group), group)}
+
+
+def widest(spreads: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The spread of a sum: as far as that of any of its calibrated parts."""
+    return min((low for low, _ in spreads), default=1.0), max((high for _, high in spreads), default=1.0)
+
+
 def predict_model(cases: Sequence[tuple[Case, Granularity | None, Figures]], tolerance: float = 0.20) -> Predicted:
     """Both predictors for a model: the first exiting module, and the sum of the modules' predicted times.
 
@@ -264,11 +278,7 @@ def predict_model(cases: Sequence[tuple[Case, Granularity | None, Figures]], tol
     positions = max(case.baseline_positions for case, _, _ in cases)
     terms: dict[str, int] = {}
     for case, granularity, figures in cases:
-        if case.module == "attention" and granularity is not None and case.subject.attention is not None:
-            group = case.subject.attention.group if granularity.packed else 1
-            terms["attention"] = attention_term(granularity.tile(positions * group), group)
-        else:
-            terms |= principle_terms(case, figures.balance, granularity)
+        terms |= terms_at(case, positions, figures, granularity)
     ffn, _, figures = next((c for c in cases if c[0].module != "attention"), cases[0])
     edges = [n for case, granularity, _ in cases for n in edge_positions(case, granularity)]
     spreads = [f.spread for _, _, f in cases if f.spread is not None]
@@ -279,8 +289,7 @@ def predict_model(cases: Sequence[tuple[Case, Granularity | None, Figures]], tol
     else:
         # Each module by its own kernel's numbers.
         latencies = {case.module: module_latency(case, f, granularity) for case, granularity, f in cases}
-        spread = min((few for few, _ in spreads), default=1.0), max((many for _, many in spreads), default=1.0)
-        roofline = predict_on(latencies, grid(positions, edges), tolerance, positions, spread)
+        roofline = predict_on(latencies, grid(positions, edges), tolerance, positions, widest(spreads))
         basis = "; ".join(f"{case.module} {f.basis}" for case, _, f in cases)
     return Predicted(idle_compute(ffn, figures.balance), closed_form(**terms), roofline, basis, bool(spreads))
 

@@ -210,6 +210,11 @@ class Record(_Strict):
         return value
 
 
+def key_of(case: CaseRecord) -> str:
+    """What stays of a case when its release changes: GPU, framework, subject and workload."""
+    return f"{case.gpu} {case.backend.partition('==')[0]} {case.subject} {case.workload}"
+
+
 def merge_case(known: CaseRecord | None, new: CaseRecord) -> CaseRecord:
     """Two tests of one case as one record: what is measured or recorded stands before what is predicted."""
     if known is None:

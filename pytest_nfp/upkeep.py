@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-
-from packaging.version import InvalidVersion, Version
 
 from pytest_nfp import catalog
 from pytest_nfp.baselines import BaselineFile, path_of, stored_backends, write
@@ -50,10 +48,10 @@ def stored(folder: Path, today: date, keep: int = KEEP, older_than: int | None =
     """
     for gpu in sorted(p.name for p in folder.glob("*/")):
         backends = stored_backends(folder, gpu)
-        for backend in backends:
+        for at, backend in enumerate(backends):
+            later = [b for b in backends[at + 1 :] if b.framework == backend.framework]
             for path in sorted(path_of(folder, gpu, backend, "x").parent.glob("*.yaml")):
-                newer = [b for b in backends if b.framework == backend.framework and _is_newer(b, backend)]
-                newer = [b for b in newer if path_of(folder, gpu, b, path.stem).exists()]
+                newer = [b for b in later if path_of(folder, gpu, b, path.stem).exists()]
                 yield _examined(path, gpu, backend, [b.release for b in newer], today, keep, older_than)
 
 
@@ -86,13 +84,6 @@ def committed(path: Path) -> date | None:
         return None
 
 
-def _is_newer(a: Backend, b: Backend) -> bool:
-    try:
-        return Version(a.release or "0") > Version(b.release or "0")
-    except InvalidVersion:
-        return False
-
-
 def _unused(file: BaselineFile, gpu: str, backend: Backend) -> tuple[str, list[str]]:
     """A name that the catalog does not have, or the cases that nothing asks for."""
     if backend.framework == "own":
@@ -104,15 +95,13 @@ def _unused(file: BaselineFile, gpu: str, backend: Backend) -> tuple[str, list[s
         model = catalog.model(file.subject.removesuffix(SUFFIX))
     except UnknownName as error:
         return str(error).splitlines()[0], []
-    subjects = [tiny(model)] if file.subject.endswith(SUFFIX) else [model]
+    subject = tiny(model) if file.subject.endswith(SUFFIX) else model
     known = set()
-    for subject in subjects:
-        for module in MODULES:
-            for dtype in BYTES_PER_ELEMENT:
-                for case in expand("cpu" if is_cpu else gpu, backend, module, subject, (*ROUTINGS, "uniform"), dtype):  # type: ignore[arg-type]  # names of modules
-                    known |= {c.key for c in (case, *variants(case))}
-                    if module == "dense":
-                        known |= {f"{module}-{dtype}-gemm{n}x{k}-b{case.batch}" for n, k in case.gemms}
+    for module in MODULES:
+        for dtype in BYTES_PER_ELEMENT:
+            for case in expand("cpu" if is_cpu else gpu, backend, module, subject, (*ROUTINGS, "uniform"), dtype):  # type: ignore[arg-type]  # names of modules
+                single = [replace(case, gemm=shape) for shape in case.gemms] if module == "dense" else []
+                known |= {c.key for c in (case, *variants(case), *single)}
     # A replayed trace is named by its file, which only a run can tell.
     return "", [key for key in file.cases if key not in known and "trace" not in key]
 

@@ -1,8 +1,9 @@
 """Engines in a process of their own: what a framework leaves behind, and how it dies, stay there.
 
 One process serves the cases of a framework in turn (its import takes long) and ends with the next framework, with the run, when
-a request is given up, and after a case on a GPU, or where a framework can't make a second engine. Requests are JSON lines on its standard input, answers JSON lines on a pipe that nothing else
-writes to; what it prints goes into a log, whose last lines are the reason when it dies.
+a request is given up, and after a case on a GPU, or where a framework can't make a second engine. Requests are JSON lines on its
+standard input, answers JSON lines on a pipe that nothing else writes to; what it prints goes into a log, whose last lines are the
+reason when it dies.
 """
 
 from __future__ import annotations

@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pytest_nfp import upkeep
 from pytest_nfp.cli import options
-
-if TYPE_CHECKING:
-    from pytest_nfp.upkeep import Stored
-
-KEEP = 3
+from pytest_nfp.upkeep import Stored
 
 
 def add(commands: Any) -> None:
@@ -34,7 +31,10 @@ def add(commands: Any) -> None:
         v.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR", help="default: baselines")
         v.add_argument("--gpu", help="of this GPU alone")
         v.add_argument(
-            "--keep", type=options.positive, default=KEEP, help=f"releases that are not stale (default {KEEP})"
+            "--keep",
+            type=options.positive,
+            default=upkeep.KEEP,
+            help=f"releases that are not stale (default {upkeep.KEEP})",
         )
         v.add_argument(
             "--older-than", type=options.positive, metavar="DAYS", help="stale without a commit for so long (git)"
@@ -48,7 +48,6 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """List, show, check or prune. Raises FileError."""
-    from pytest_nfp import upkeep
     from pytest_nfp.files import FileError
     from pytest_nfp.report.shown import shown_line
 

@@ -21,8 +21,8 @@ from pytest_nfp.granularity import Granularity
 from pytest_nfp.granularity.artifacts import installed_release
 from pytest_nfp.measure.curve import Curve
 from pytest_nfp.measure.sweep import sweep_module
-from pytest_nfp.predict import Figures, Predicted, idle_compute, module_latency, principle_terms
-from pytest_nfp.principle import Boundary, Point, attention_term, closed_form, find_boundary, predict_on
+from pytest_nfp.predict import Figures, Predicted, idle_compute, module_latency, terms_at, widest
+from pytest_nfp.principle import Boundary, Point, closed_form, find_boundary, predict_on
 
 CPU_KERNELS = {"dense": "matmul", "moe": "grouped_mm", "attention": "sdpa"}
 """What transformers' modules run on a CPU."""
@@ -133,32 +133,26 @@ def predict(
     terms: dict[str, int] = {}
     latencies: dict[str, Callable[[int], float]] = {}
     bases: dict[str, str] = {}
+    spreads: list[tuple[float, float]] = []
     n_idle: float | None = None
-    spread = (1.0, 1.0)
+    is_bounded = case.routing in (None, *ROUTINGS)  # Drawn or replayed routing has no closed form.
     for part in parts_of(case):
         figures, granularity = figures_of(part.case)
         latency = module_latency(part.case, figures, granularity)
         latencies[part.name] = _times_of(part, latency, _is_of_last_tokens(part, case))
         bases.setdefault(part.case.module, figures.basis)
         if figures.spread is not None:
-            spread = min(spread[0], figures.spread[0]), max(spread[1], figures.spread[1])
+            spreads.append(figures.spread)
         is_ffn = part.case.module == "moe" or part.name.startswith("ffn")
-        is_bounded = case.routing in (None, *ROUTINGS)
         if is_ffn and is_bounded:
             n_idle = idle_compute(part.case, figures.balance)
         has_term = part.case.module != "dense" or (case.subject.moe is None and is_ffn)
-        if not is_bounded:
-            continue  # Drawn or replayed routing has no closed form: balanced and skewed bound it.
-        if part.case.module == "attention" and granularity is not None and granularity.has_tiles:
-            assert case.subject.attention is not None
-            group = case.subject.attention.group if granularity.packed else 1
-            terms["attention"] = attention_term(granularity.tile(base * group), group)
-        elif has_term:
-            terms |= principle_terms(part.case, figures.balance, granularity)
-    roofline = predict_on(latencies, sorted(own), tolerance, base, spread)
+        if has_term and is_bounded:
+            terms |= terms_at(part.case, base, figures, granularity)
+    roofline = predict_on(latencies, sorted(own), tolerance, base, widest(spreads))
     basis = "; ".join(f"{module} {said}" for module, said in bases.items())
     closed = closed_form(**terms) if terms else None
-    found = Predicted(n_idle, closed, roofline, basis, spread != (1.0, 1.0))
+    found = Predicted(n_idle, closed, roofline, basis, bool(spreads))
     of_model = curve.boundary(tolerance)
     measured = of_model.n_max_interval if of_model is not None else (base, None)
     n_max = {name: term["n_max"] for name, term in found.as_dict().items()}

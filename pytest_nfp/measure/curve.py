@@ -17,7 +17,8 @@ class Curve:
 
     points: latency and the interval of T(N)/T(N0). kind: measured or recorded. timer: the clock that it was read from.
     invalid: why the measurement is not to be trusted, empty if nothing speaks against it. unsupported: N -> why the
-    kernel refused it. kernels and modes: what ran at each N and in which graph mode, where that is known, and the token rows that its graph pads to. settings: the
+    kernel refused it. kernels and modes: what ran at each N and in which graph mode, where that is known; padded: the token rows
+    that its graph was made for. settings: the
     tile configuration that the framework's own selector gave at each N. active_experts: that one forward read. proof: of a
     full model, the token rows that a forward was seen to process, and over how many cached tokens. steps: median
     microseconds of the engine's whole step. samples: single latencies for each N, kept on

@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from pytest_nfp.granularity import changed_ranges, tiles_in_words
 from pytest_nfp.principle.agreement import compare, match_slack, sweep_step
 from pytest_nfp.principle.boundary import bracketed
-from pytest_nfp.records import CaseRecord, Record
+from pytest_nfp.records import CaseRecord, Record, key_of
 from pytest_nfp.report.shown import shown
 from pytest_nfp.verdict import has_moved
 
@@ -132,11 +132,6 @@ def _baseline_of(case: CaseRecord) -> Side | None:
         return None
     # A curve of another release is what this one may differ by: it is shown, and the judge alone holds it to anything.
     return Side(h.name, h.kernel, tuple(h.tiles), h.predicted, h.kind, h.n_max, h.n_max_interval, h.curve, h.timer)
-
-
-def key_of(case: CaseRecord) -> str:
-    """What stays of a case when its release changes."""
-    return f"{case.gpu} {case.backend.partition('==')[0]} {case.subject} {case.workload}"
 
 
 def pairs(runs: Sequence[Record], against: Record | None = None) -> list[Pair]:

@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from pytest_nfp.principle.agreement import compare
 from pytest_nfp.principle.boundary import bracketed
-from pytest_nfp.records import CaseRecord, Record
+from pytest_nfp.records import CaseRecord, Record, key_of
 from pytest_nfp.report import charts
-from pytest_nfp.report.changes import is_trusted, key_of, release_order
+from pytest_nfp.report.changes import is_trusted, release_order
 from pytest_nfp.verdict import has_moved
 
 CHARTS = 6
@@ -58,7 +59,7 @@ def _row(kind: str, cases: dict[str, CaseRecord], releases: Sequence[str]) -> di
         term = _term(cases[release], kind)
         interval = term.get("interval")
         text = f"{term['n_max']} {bracketed(interval)}" if interval else str(term["n_max"])
-        cells.append((text, before is not None and (has_moved if kind == "predicted" else _apart)(before, term)))
+        cells.append((text, before is not None and _has_moved(kind, before, term)))
         points.append((release, term["n_max"]))
         before = term
     some = next(iter(cases.values()))
@@ -67,10 +68,12 @@ def _row(kind: str, cases: dict[str, CaseRecord], releases: Sequence[str]) -> di
     return {"name": name, "kind": kind, "cells": cells, "points": points, "changed": is_changed}
 
 
-def _apart(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether two curves' intervals do not meet."""
-    (low, high), (first, last) = before["interval"], after["interval"]
-    return (high is not None and first > high) or (last is not None and low > last)
+def _has_moved(kind: str, before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """As predictions move; of curves, whether their intervals do not meet."""
+    if kind == "predicted":
+        return has_moved(before, after)
+    low, high = before["interval"]
+    return compare(after["interval"], low, high, 0, decided=True) == "differs"
 
 
 def _term(case: CaseRecord, kind: str) -> dict[str, Any]:
@@ -81,12 +84,12 @@ def _term(case: CaseRecord, kind: str) -> dict[str, Any]:
     return {"n_max": case.n_max, "interval": case.n_max_interval or (case.n_max, case.n_max)}
 
 
-def figures(runs: Sequence[Record]) -> list[tuple[str, Any]]:
-    """(what it shows, SVG) of the series that changed, those of a GPU and framework in one chart."""
+def figures(told: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """(what it shows, SVG) of the series that changed, those of a GPU and framework in one chart. told: what `tables` gives."""
     import markupsafe
 
     out: list[tuple[str, Any]] = []
-    for t in tables(runs):
+    for t in told:
         changed = [r for r in t["rows"] if r["changed"]][:SERIES]
         if not changed or len(out) == CHARTS:
             continue

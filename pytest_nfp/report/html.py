@@ -48,6 +48,7 @@ def render(view: View, with_history: bool = False) -> str:
         "shownRatio": charts.SHOWN_RATIO,
     }
     drawn = (f for p in first if (f := figure(p, runs[p.run].tolerance)))
+    told = history.tables(runs) if with_history else []
     text: str = (
         environment()
         .get_template("report.html")
@@ -66,8 +67,8 @@ def render(view: View, with_history: bool = False) -> str:
             listed=first[:LISTED],
             figures=list(islice(drawn, FIGURES)),
             against=view.against,
-            history=history.tables(runs) if with_history else [],
-            history_svg=history.figures(runs) if with_history else [],
+            history=told,
+            history_svg=history.figures(told),
             words=words,
             table=page.packed(script),
             details=page.packed_text(page.details(found)),
@@ -116,7 +117,7 @@ def figure(pair: Pair, tolerance: float) -> dict[str, Any] | None:
         return None
     # Drawn by Vega from escaped labels: the one text that is not escaped again.
     drawn = [markupsafe.Markup(charts.svg(n, rows)) for n, rows in (("curve", curve), ("strip", strip)) if rows]  # noqa: S704
-    return {"case": pair.case, "pair": pair, "svg": drawn, "label": label(pair)}
+    return {"case": pair.case, "svg": drawn, "label": label(pair)}
 
 
 def label(pair: Pair) -> str:

@@ -113,7 +113,7 @@ def test_history_orders_releases_and_marks_what_changed() -> None:
     rows = {r["kind"]: r["cells"] for r in table["rows"]}
     assert rows["recorded"] == [("256 [256, 256]", False), ("512 [512, 512]", True), None, ("513 [500, 600]", False)]
     assert rows["predicted"] == [("512", False), ("512", False), ("512", False), ("64", True)]
-    ((said, svg),) = history.figures([old, older, newest])
+    ((said, svg),) = history.figures([table])
     assert "1: a moe-bf16-b1-k8-balanced, recorded" in said
     assert "<svg" in svg
 

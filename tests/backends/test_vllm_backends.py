@@ -84,15 +84,14 @@ for framework, release in (("transformers", transformers.__version__), ("vllm", 
         case = Case("cpu", Backend(framework, release), "model", subject, "fp32", batch=batch, context=128,
                     top_k=4 if subject.moe else None, routing=routing, kernel=kernel)
         prepared = backends.prepare(case, 0, 1)
-        times = {}
-        for n in (1, 3, 8, 3):
-            run = prepared.forward(n)
-            times[n] = run()
+        times = {n: prepared.forward(n)() for n in (1, 3, 8)}
+        # Each N ran once, so that a step and a forward are of the same run: the one holds the other, whatever the machine does.
         steps = prepared.steps() if prepared.steps else {}
+        prepared.forward(3)()
         found[f"{framework} {subject.name} {kernel or routing}"] = {
             "proof": {n: tuple(p) for n, p in prepared.proof().items()},
             "active": {n: prepared.active(n) for n in (1, 3, 8)} if prepared.active else {},
-            "step is longer": all(steps[n] > 0.8 * times[n] for n in steps),
+            "step holds forward": {n: us >= times[n] for n, us in steps.items()},
             "kernel": prepared.kernel,
             "modes": sorted(set(prepared.modes().values())),
         }
@@ -134,7 +133,9 @@ def test_engines_process_what_they_are_asked_to(tmp_path: Path) -> None:
             assert list(one["active"].values()) == active
     assert found["vllm d drafts"]["proof"] == {str(n): [2 * n, 256] for n in (1, 3, 8)}
     assert found["vllm d drafts"]["kernel"] == "vllm.Qwen3ForCausalLM[drafts]"
-    assert all(f["step is longer"] for f in found.values())
+    for name, one in found.items():
+        steps = {} if name.startswith("transformers") else {str(n): True for n in (1, 3, 8)}
+        assert one["step holds forward"] == steps, name
     assert found["vllm m balanced"]["kernel"] == "vllm.Qwen3MoeForCausalLM"
     assert found["transformers d None"]["kernel"] == "transformers.Qwen3ForCausalLM"
     assert found["sglang m skewed"]["kernel"] == "sglang.Qwen3MoeForCausalLM"

@@ -155,17 +155,23 @@ def variants(case: Case) -> list[Case]:
 def _whole(
     gpu: str, backend: Backend, subject: Model, routings: Sequence[Routing], dtype: str | None
 ) -> Iterator[Case]:
-    """A whole model over its batches and contexts, and its k and these routings where it has experts."""
+    """A whole model over its batches and contexts, and its k and these routings where it has experts.
+
+    The k of its sweep are asked for at the shortest context, where the experts bound it: at the longest attention does.
+    """
     if subject.layers is None or subject.attention is None or subject.attention.value_dim is not None:
         return  # A module shape, or MLA, whose projections no engine here is described with.
     base = Case(gpu, backend, "model", subject, dtype or ("fp32" if gpu == "cpu" else "bf16"))
+    contexts = subject.context or (512,)
     for batch in subject.batch:
-        for context in subject.context or (512,):
+        for context in contexts:
             case = replace(base, batch=batch, context=context)
             if subject.moe is None:
                 yield case
                 continue
-            for top_k in subject.top_k or (subject.moe.top_k,):
+            own = subject.top_k or (subject.moe.top_k,)
+            more = subject.sweep_top_k if context == min(contexts) else ()
+            for top_k in dict.fromkeys((*own, *more)):
                 yield from (replace(case, top_k=top_k, routing=routing) for routing in routings)
 
 

@@ -39,6 +39,8 @@ def tiny(model: Model) -> Model:
             "attention": Attention(heads=a.group, kv_heads=1, head_dim=a.head_dim, value_dim=a.value_dim),
             "vocabulary": min(model.vocabulary or VOCABULARY, VOCABULARY),
             "batch": (1,),
+            "sweep_top_k": (),
+            "config": None,
             # The shortest and, of those that a CPU can hold, the longest.
             "context": tuple(
                 sorted({min(model.context, default=512), max((c for c in model.context if c <= LONGEST), default=512)})

@@ -204,6 +204,15 @@ class Session:
         is_tiny = (self.settings.scale or ("tiny" if gpu == "cpu" else "full")) == "tiny"
         return tiny(model) if is_tiny and model.layers is not None and model.attention is not None else model
 
+    def _on_grid(self, model: Model) -> Model:
+        """The model with the batches, contexts and k of the options in place of its own grid. Raises UnknownName for a k above E."""
+        asked = self.settings
+        if model.moe is not None and asked.top_k and max(asked.top_k) > model.moe.experts:
+            raise UnknownName(f"--nfp-top-k={max(asked.top_k)}: {model.name} has {model.moe.experts} experts")
+        grid: dict[str, tuple[int, ...]] = {"batch": asked.batch, "context": asked.context, "top_k": asked.top_k}
+        wanted = {name: values for name, values in grid.items() if values}
+        return model.model_copy(update=wanted | ({"sweep_top_k": ()} if asked.top_k else {})) if wanted else model
+
     def subjects_for(self, gpu: str, backend: Backend, module: Module) -> list[Model]:
         """--nfp-model, else the subjects with baselines of this release, else those of the gate."""
         if self.settings.model:
@@ -241,6 +250,7 @@ class Session:
                 subjects = [catalog.model(n) for n in models] if models else self.subjects_for(gpu, backend, module)
                 if module == "model":
                     subjects = [self._scaled(gpu, m) for m in subjects]
+                subjects = [self._on_grid(m) for m in subjects]
                 for subject in subjects:
                     for case in expand(gpu, backend, module, subject, routings, self.settings.dtype):
                         _check_trace(case)

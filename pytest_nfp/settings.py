@@ -72,6 +72,16 @@ def _whole(text: str) -> int:
     return value
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        values = tuple(int(t) for t in text.split(",") if t.strip())
+    except ValueError:
+        values = ()
+    if not values or min(values) < 1:
+        raise ValueError("must be whole numbers of at least 1, such as 1,2,4")
+    return tuple(dict.fromkeys(values))
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
@@ -119,6 +129,9 @@ OPTIONS = (
         "routing(s) of experts: balanced and skewed (default), uniform, trace:FILE (a CSV line token,expert,... a token)",
         repeatable=True,
     ),
+    Option("batch", (), _counts, "batch size(s) b in place of the catalog's grid, such as 1,4"),
+    Option("context", (), _counts, "cached tokens L in place of the catalog's grid, such as 256,4096"),
+    Option("top-k", (), _counts, "experts per token k in place of the catalog's, such as 2,8,32: a sweep of k"),
     Option(
         "dtype",
         None,
@@ -181,6 +194,9 @@ class Settings:
     backend: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
     routing: tuple[str, ...] = ("balanced", "skewed")
+    batch: tuple[int, ...] = ()
+    context: tuple[int, ...] = ()
+    top_k: tuple[int, ...] = ()
     dtype: str | None = None
     scale: Scale | None = None
     tolerance: float = 0.20

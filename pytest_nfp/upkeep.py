@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -96,14 +97,29 @@ def _unused(file: BaselineFile, gpu: str, backend: Backend) -> tuple[str, list[s
     except UnknownName as error:
         return str(error).splitlines()[0], []
     subject = tiny(model) if file.subject.endswith(SUFFIX) else model
-    known = set()
+    known: set[str] = set()
     for module in MODULES:
         for dtype in BYTES_PER_ELEMENT:
             for case in expand("cpu" if is_cpu else gpu, backend, module, subject, (*ROUTINGS, "uniform"), dtype):  # type: ignore[arg-type]  # names of modules
                 single = [replace(case, gemm=shape) for shape in case.gemms] if module == "dense" else []
                 known |= {c.key for c in (case, *variants(case), *single)}
-    # A replayed trace is named by its file, which only a run can tell.
-    return "", [key for key in file.cases if key not in known and "trace" not in key]
+    # A replayed trace is named by its file, and batch, context and k may be an option's: only a run can tell.
+    known = {_without_grid(key) for key in known}
+    experts = subject.moe.experts if subject.moe is not None else 0
+    return "", [
+        key for key in file.cases if (_without_grid(key) not in known and "trace" not in key) or _top_k(key) > experts
+    ]
+
+
+def _top_k(key: str) -> int:
+    """The k in a case's key; 0 where there is none."""
+    found = re.search(r"-k(\d+)(?=-|$)", key)
+    return int(found.group(1)) if found else 0
+
+
+def _without_grid(key: str) -> str:
+    """A case's key without its b, L and k."""
+    return re.sub(r"-[bLk]\d+(?=-|$)", "", key)
 
 
 def prune(found: Stored) -> bool:

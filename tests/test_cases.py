@@ -36,6 +36,19 @@ def test_the_papers_grid() -> None:
     assert [c.context for c in attention] == [128, 256, 384, 512]
 
 
+def test_the_papers_grid_of_whole_models() -> None:
+    """b and L of the dense ones; L of the others, and k where the experts bound them, each under both routings."""
+    dense = list(expand("h20", VLLM, "model", catalog.model("qwen3-8b")))
+    assert {(c.batch, c.context) for c in dense} == {(b, c) for b in (1, 2, 4, 8) for c in (128, 256, 384, 512)}
+    for name in ("llada-2.1-mini", "ling-2.0-mini"):
+        found = list(expand("h20", VLLM, "model", catalog.model(name)))
+        assert len(found) == len(set(found)) == 2 * (4 + 7)
+        for routing in ("balanced", "skewed"):
+            mine = [c for c in found if c.routing == routing]
+            assert [c.context for c in mine if c.top_k == 8] == [256, 4096, 16384, 32768]
+            assert sorted(c.top_k or 0 for c in mine if c.context == 256) == [2, 4, 8, 16, 32, 64, 128, 256]
+
+
 def test_a_backend_runs_its_own_modules_alone() -> None:
     """flash-attn has no MoE; a MoE model's few dense layers are no dense case."""
     assert not list(expand("h20", Backend("flash-attn", "2.8.3"), "moe", catalog.model("llada-2.1-mini")))

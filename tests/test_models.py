@@ -98,6 +98,17 @@ def case_of(s: Session) -> Case:
     return found[0]
 
 
+def test_a_whole_model_is_swept_over_the_k_that_are_asked_for(engine: Engine) -> None:
+    """On a CPU its own k alone, until --nfp-top-k; a dense model has none."""
+    own = {"model": ("llada-2.1-mini",), "context": (256,)}
+    assert [c.top_k for c in session(**own).expand("boundary", "model")] == [8, 8]
+    swept = session(**own, top_k=(2, 8, 32), batch=(2,)).expand("boundary", "model")
+    assert {(c.batch, c.context) for c in swept} == {(2, 256)}
+    assert [c.top_k for c in swept if c.routing == "balanced"] == [2, 8, 32]
+    assert [c.baseline_positions for c in swept if c.routing == "balanced"] == [64, 16, 4]
+    assert [c.top_k for c in session(top_k=(2,), context=(64,)).expand("boundary", "model")] == [None]
+
+
 def test_a_cpu_runs_tiny_models_and_says_so(engine: Engine) -> None:
     """A dense one and one with experts; --nfp-scale=full runs the model itself; module shapes have no case."""
     s = session(model=())

@@ -141,6 +141,9 @@ def test_an_unknown_rule_is_undecided_and_the_other_cases_go_on(pytester: Pytest
         (["--nfp-backend=vllm==new"], "unknown release 'new' of vllm: not a version"),
         (["--nfp-measure=maybe"], "--nfp-measure=maybe (from the command line): must be one of auto"),
         (["--nfp-tolerance=-1"], "must be a share between 0 and 10"),
+        (["--nfp-batch=1,0"], "must be whole numbers of at least 1"),
+        (["--nfp-context=4k"], "must be whole numbers of at least 1"),
+        (["--nfp-top-k="], "must be whole numbers of at least 1"),
         (["--nfp-seed=x"], "--nfp-seed=x"),
     ],
 )

@@ -9,7 +9,10 @@ import pytest
 
 from pytest_nfp import catalog
 from pytest_nfp.backends import Unsupported, hf_config
+from pytest_nfp.cases import Backend, Case
 from pytest_nfp.scale import tiny
+
+TRANSFORMERS = Backend("transformers", "5.19.0")
 
 MODELS = [
     m for m in catalog.models() if m.layers is not None and m.attention is not None and m.attention.value_dim is None
@@ -55,14 +58,14 @@ def test_a_config_that_was_given_is_scaled_field_by_field(tmp_path: Path) -> Non
     path = tmp_path / "config.json"
     path.write_text(json.dumps(given), encoding="utf-8")
     small = tiny(catalog.model(str(path)))
-    config = hf_config.config_of(small, "fp32")
+    config = hf_config.config_of(Case("cpu", TRANSFORMERS, "model", small, "fp32"))
     assert (config["architectures"], config["rope_theta"]) == (["LlamaForCausalLM"], 5e5)
     assert (config["hidden_size"], config["num_hidden_layers"], config["intermediate_size"]) == (1024, 4, 3584)
     assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (4, 1, 128)
     assert config["vocab_size"] == small.vocabulary
     path.write_text(json.dumps(given | {"layer_types": ["full_attention"] * 32}), encoding="utf-8")
     with pytest.raises(Unsupported, match="can't be scaled down field by field"):
-        hf_config.config_of(tiny(catalog.model(str(path))), "fp32")
+        hf_config.config_of(Case("cpu", TRANSFORMERS, "model", tiny(catalog.model(str(path))), "fp32"))
 
 
 def test_a_module_shape_has_no_tiny_model() -> None:

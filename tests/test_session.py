@@ -239,6 +239,21 @@ def test_a_wrong_result_is_invalid_and_never_timed(monkeypatch: pytest.MonkeyPat
     assert not s.cases[DENSE.id].curve
 
 
+def test_a_grid_that_is_asked_for_takes_the_catalogs_place() -> None:
+    """--nfp-batch, --nfp-context and --nfp-top-k, for every module that has one; a k above E is refused with both numbers."""
+    asked: dict[str, object] = {"gpu": ("h200",), "backend": ("vllm==0.24.0",), "measure": "none"}
+    grid: dict[str, object] = {"batch": (1, 4), "context": (8192,), "top_k": (2, 32)}
+    s = session(model=("llada-2.1-mini",), **asked, **grid)
+    moe = s.expand("boundary", "moe")
+    assert [(c.batch, c.top_k) for c in moe if c.routing == "skewed"] == [(1, 2), (1, 32), (4, 2), (4, 32)]
+    dense = session(model=("qwen3-8b",), **asked, **grid).expand("prediction", "dense")
+    assert [c.batch for c in dense] == [1, 4]
+    flash = session(model=("qwen3-8b",), gpu=("h200",), backend=("flash-attn==2.8.3",), context=(640, 1280))
+    assert [c.context for c in flash.expand("prediction", "attention")] == [640, 1280]
+    with pytest.raises(UnknownName, match="--nfp-top-k=512: mixtral-8x7b has 8 experts"):
+        session(model=("mixtral-8x7b",), **asked, top_k=(2, 512)).expand("boundary", "moe")
+
+
 def test_drawn_and_replayed_routing_are_cases_when_asked_for(tmp_path: Path) -> None:
     """--nfp-routing: their own cases, held to no closed form; a trace by its file, and a name that is none is refused."""
     trace = tmp_path / "t.csv"

@@ -19,6 +19,7 @@ from .conftest import PROJECT
 
 TODAY = date(2026, 6, 1)
 VLLM = Backend("vllm", "0.24.0")
+FLASH = Backend("flash-attn", "2.8.3")
 KEYS = ("moe-bf16-b1-k8-balanced", "moe-bf16-b1-k8-skewed")
 
 
@@ -82,6 +83,12 @@ def test_what_nobody_asks_for_is_stale_or_broken_is_found(tmp_path: Path, monkey
     baselines.write(tmp_path, [(b, file(b)) for b in releases])
     gone = file(subject="no-such-model")
     odd = file(subject="mixtral-8x7b", cases={"moe-bf16-b1-k2-balanced": case(1), "moe-bf16-b1-k77-balanced": case(1)})
+    asked = {
+        "moe-bf16-b4-k4-balanced": case(1),
+        "attention-bf16-b1-L777": case(1),
+        "attention-bf16-odd-b1-L256": case(1),
+    }
+    baselines.write(tmp_path, [(FLASH, file(FLASH, subject="mixtral-8x7b", cases=asked))])
     baselines.write(tmp_path, [(VLLM, gone), (VLLM, odd)])
     broken = tmp_path / "h200" / "vllm-0.24.0" / "qwen3-8b.yaml"
     broken.write_text("schema: 1\ngpu: 7\n", encoding="utf-8")
@@ -95,6 +102,8 @@ def test_what_nobody_asks_for_is_stale_or_broken_is_found(tmp_path: Path, monkey
     own = found["h200/0.24.0/no-such-model"]
     assert ("no-such-model" in own.unknown, own.is_fine) == (True, True)
     assert found["h200/0.24.0/mixtral-8x7b"].unused == ["moe-bf16-b1-k77-balanced"]
+    # Batch, context and k may be an option's; a module and a kernel that the framework does not have are nobody's.
+    assert found["h200/2.8.3/mixtral-8x7b"].unused == ["attention-bf16-odd-b1-L256", "moe-bf16-b4-k4-balanced"]
     assert "qwen3-8b.yaml:2: gpu" in found["h200/0.24.0/qwen3-8b"].error
     assert "its place says h100" in found["h100/0.24.0/llada-2.1-mini"].error
     monkeypatch.setattr(upkeep, "committed", lambda path: date(2026, 1, 1) if "llada" in path.name else None)
@@ -121,7 +130,7 @@ def test_the_shipped_files_are_all_asked_for() -> None:
 
 def test_pruning_removes_what_is_unused_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A dry run says it and removes nothing; then the case goes; a model of the user's stays, and a broken file, and check fails until it is mended."""
-    odd = file(cases={KEYS[0]: case(1), "moe-bf16-b1-k77-balanced": case(1)})
+    odd = file(cases={KEYS[0]: case(1), "moe-bf16-b1-k777-balanced": case(1)})
     baselines.write(tmp_path, [(VLLM, odd), (VLLM, file(subject="no-such-model"))])
     broken = tmp_path / "h200" / "vllm-0.24.0" / "qwen3-8b.yaml"
     broken.write_text("schema: 9\n", encoding="utf-8")

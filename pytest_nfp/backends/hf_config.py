@@ -1,6 +1,8 @@
-"""A catalog model as a Hugging Face config.json: Qwen3's architecture, or Qwen3-MoE's, at the model's dimensions, dummy weights.
+"""The config.json of a model that an engine builds with dummy weights.
 
-A model that was given as a config.json keeps its own architecture and fields; scaled down, its dimensions are the scaled ones.
+A model that was given as a config.json keeps its own architecture and fields, and so does one whose config.json is part of the
+catalog (`catalog/configs`); every other model is Qwen3 or Qwen3-MoE at its dimensions. Scaled down, a given config has the scaled
+dimensions, and a catalog model is Qwen3 or Qwen3-MoE.
 """
 
 from __future__ import annotations
@@ -9,12 +11,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pytest_nfp.backends import Unsupported
+from pytest_nfp import catalog
+from pytest_nfp.backends import MAX_POSITIONS, Unsupported
 from pytest_nfp.backends.places import DTYPES
+from pytest_nfp.cases import Case
 from pytest_nfp.catalog import Model
 from pytest_nfp.scale import SUFFIX
 
-MAX_POSITIONS = 65536
+LONGEST = 65536
+"""Positions that a catalog model's rotary embedding is made for."""
+TOP_K = ("num_experts_per_tok", "moe_topk")
+"""What a config.json calls k."""
 
 
 def torch_name(dtype: str) -> str:
@@ -24,20 +31,48 @@ def torch_name(dtype: str) -> str:
     return str(DTYPES[dtype]).removeprefix("torch.")
 
 
-def config_of(model: Model, dtype: str) -> dict[str, Any]:
-    """The config of a model. Raises Unsupported for dimensions that neither architecture has."""
-    own = Path(model.source)
-    if own.name.endswith(".json") and own.is_file():
-        found: dict[str, Any] = json.loads(own.read_text(encoding="utf-8"))
-        return _scaled(found, model) if model.name.endswith(SUFFIX) else found
+def config_of(case: Case) -> dict[str, Any]:
+    """The config of a case's model, with the case's k, and with room for its cached tokens and new positions.
+
+    Raises Unsupported for dimensions that neither architecture has.
+    """
+    model = case.subject
+    given = Path(model.source)
+    if given.suffix == ".json" and given.is_file():
+        found: dict[str, Any] = json.loads(given.read_text(encoding="utf-8"))
+        return _for(case, _scaled(found, model) if model.name.endswith(SUFFIX) else found)
+    if model.config is not None:
+        own = json.loads((catalog.CONFIGS / model.config).read_text(encoding="utf-8"))
+        return _for(case, own | {"dtype": torch_name(case.dtype), "torch_dtype": torch_name(case.dtype)})
+    return _for(case, _qwen3(model, case.dtype))
+
+
+def _for(case: Case, config: dict[str, Any]) -> dict[str, Any]:
+    """With the case's k, and not too short for it: dummy weights know no length."""
+    inner = config.get("text_config", config)
+    changed: dict[str, Any] = {}
+    name = next((name for name in TOP_K if name in inner), None)
+    if case.top_k is not None and name is not None:
+        changed[name] = case.top_k
+        groups, experts = inner.get("n_group"), inner.get("num_experts", 0)
+        if groups and case.top_k > experts * inner.get("topk_group", groups) // groups:
+            changed["topk_group"] = groups  # So few groups of experts have not k of them.
+    needed = (case.context or 0) + MAX_POSITIONS + 1
+    if inner.get("max_position_embeddings", needed) < needed:
+        changed["max_position_embeddings"] = needed
+    if "text_config" in config:
+        changed = {"text_config": inner | changed}
+    return config | changed
+
+
+def _qwen3(model: Model, dtype: str) -> dict[str, Any]:
+    """Qwen3, or Qwen3-MoE, at the model's dimensions."""
     a = model.attention
     if a is None or a.value_dim is not None or model.layers is None:
         raise Unsupported(f"{model.name} can't be built: its attention is not that of a decoder with KV heads")
     moe, dense = model.moe, model.dense
     if moe is not None and moe.shared_experts:
-        raise Unsupported(
-            f"{model.name} has shared experts, which Qwen3-MoE has not: give its config.json, or --nfp-scale=tiny"
-        )
+        raise Unsupported(f"{model.name} has shared experts, which Qwen3-MoE has not: give its config.json")
     width = dense.width if dense is not None else 4 * model.hidden
     config: dict[str, Any] = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -49,7 +84,7 @@ def config_of(model: Model, dtype: str) -> dict[str, Any]:
         "num_key_value_heads": a.kv_heads,
         "head_dim": a.head_dim,
         "vocab_size": model.vocabulary or 1024,
-        "max_position_embeddings": MAX_POSITIONS,
+        "max_position_embeddings": LONGEST,
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
@@ -94,7 +129,38 @@ def _scaled(config: dict[str, Any], model: Model) -> dict[str, Any]:
     return found
 
 
-def write(model: Model, dtype: str, folder: Path) -> Path:
-    """The folder with the model's config.json. Raises Unsupported."""
-    (folder / "config.json").write_text(json.dumps(config_of(model, dtype), indent=1), encoding="utf-8")
+def write(case: Case, folder: Path) -> Path:
+    """The folder with the config.json of the case's model, whose type transformers then knows. Raises Unsupported."""
+    config = config_of(case)
+    make_known(config)
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     return folder
+
+
+def make_known(config: dict[str, Any]) -> None:
+    """Let transformers read a config of a type that comes with code of its own: an engine has the architecture, not the type."""
+    name = config.get("model_type")
+    try:
+        from transformers import AutoConfig, PretrainedConfig
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    except ImportError:
+        return  # The engine says what it lacks.
+    if not isinstance(name, str) or name in CONFIG_MAPPING:
+        return
+
+    class Fields(PretrainedConfig):  # type: ignore[misc]
+        """The fields as they are, and rotary parameters as newer engines read them."""
+
+        model_type = name
+
+        def __init__(self, **fields: Any) -> None:
+            super().__init__(**fields)
+            if not getattr(self, "rope_parameters", None) and "rope_theta" in fields:
+                self.rope_parameters = {"rope_type": "default", "rope_theta": fields["rope_theta"]}
+
+    AutoConfig.register(name, Fields)
+
+
+def architecture_of(case: Case) -> str:
+    """The class that an engine builds."""
+    return str(config_of(case).get("architectures", ["?"])[0])

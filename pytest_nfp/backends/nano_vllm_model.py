@@ -64,7 +64,7 @@ class _Engine:
         self._attention, self._sequence, self._set_context = Attention, Sequence, context.set_context
         longest = case.context + MAX_POSITIONS
         with tempfile.TemporaryDirectory(prefix="pytest-nfp-") as folder:
-            hf_config.write(case.subject, case.dtype, Path(folder))
+            hf_config.write(case, Path(folder))
             most = max(longest, case.batch * MAX_POSITIONS)
             config = Config(
                 folder, enforce_eager=True, max_model_len=longest, max_num_batched_tokens=most, max_num_seqs=case.batch

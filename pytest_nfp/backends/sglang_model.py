@@ -27,7 +27,17 @@ from typing import Any
 
 import torch
 
-from pytest_nfp.backends import MAX_POSITIONS, Forward, Prepared, Proof, Unsupported, hf_config, memory, require_room
+from pytest_nfp.backends import (
+    MAX_POSITIONS,
+    Forward,
+    Prepared,
+    Proof,
+    Unsupported,
+    architectures,
+    hf_config,
+    memory,
+    require_room,
+)
 from pytest_nfp.backends.routes import Routes
 from pytest_nfp.cases import Case
 
@@ -147,13 +157,13 @@ class _Engine:
     def __init__(self, case: Case, seed: int) -> None:
         self._case, self._random = case, random.Random(seed)  # noqa: S311  # tokens, not secrets
         self._ob = ob = _one_batch()
-        self.architecture = hf_config.config_of(case.subject, case.dtype)["architectures"][0]
+        self.architecture = hf_config.architecture_of(case)
         self.routes = Routes(case, seed) if case.subject.moe is not None else None
         self.proofs: dict[int, Proof] = {}
         self.steps: dict[int, list[float]] = defaultdict(list)
         self.modes: dict[int, str] = {}
         with tempfile.TemporaryDirectory(prefix="pytest-nfp-") as name:
-            folder = hf_config.write(case.subject, case.dtype, Path(name))
+            folder = hf_config.write(case, Path(name))
             given = server_arguments(set(inspect.signature(ob.ServerArgs).parameters), case, str(folder), seed)
             self._runner = self._load(ob.ServerArgs(**given))
         if self.routes is not None:
@@ -185,7 +195,8 @@ class _Engine:
                 ob.initialize_fp8_gemm_config(arguments)
             loaded = ob.load_model(arguments, ports, 0, 0)[0]
         except (ValueError, KeyError) as error:
-            raise Unsupported(f"SGLang can't run this model: {' '.join(str(error).split())[:300]}") from error
+            said = f"SGLang can't run this model: {' '.join(str(error).split())[:300]}"
+            raise Unsupported(said + architectures.elsewhere(self._case)) from error
         return getattr(loaded, "torch_runner", loaded)
 
     def _use(self, positions: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, hf_config, memory, places
+from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, architectures, hf_config, memory, places
 from pytest_nfp.backends.routes import Routes
 from pytest_nfp.cases import Case
 
@@ -29,10 +29,11 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     with tempfile.TemporaryDirectory(prefix="pytest-nfp-") as folder:
         torch.manual_seed(seed)
         try:
-            config = AutoConfig.from_pretrained(hf_config.write(subject, case.dtype, Path(folder)))
+            config = AutoConfig.from_pretrained(hf_config.write(case, Path(folder)))
             model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
         except (ValueError, KeyError) as error:
-            raise Unsupported(f"transformers does not have this architecture: {error}".splitlines()[0]) from error
+            said = f"transformers can't run this model: {error}".splitlines()[0]
+            raise Unsupported(said + architectures.elsewhere(case)) from error
     routes = Routes(case, seed) if subject.moe is not None else None
     if routes is not None:
         _install(model, routes)

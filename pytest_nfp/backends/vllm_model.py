@@ -23,7 +23,17 @@ from typing import Any, NamedTuple
 import torch
 from packaging.version import Version
 
-from pytest_nfp.backends import MAX_POSITIONS, Forward, Prepared, Proof, Unsupported, hf_config, memory, quiet
+from pytest_nfp.backends import (
+    MAX_POSITIONS,
+    Forward,
+    Prepared,
+    Proof,
+    Unsupported,
+    architectures,
+    hf_config,
+    memory,
+    quiet,
+)
 from pytest_nfp.backends.routes import Routes
 from pytest_nfp.cases import DRAFTS, Case
 
@@ -169,7 +179,7 @@ class _Engine:
         with tempfile.TemporaryDirectory(prefix="pytest-nfp-") as folder:
             try:
                 self._llm: Any = LLM(
-                    str(hf_config.write(case.subject, case.dtype, Path(folder))),
+                    str(hf_config.write(case, Path(folder))),
                     load_format="dummy",
                     skip_tokenizer_init=True,
                     **_graphs(case),
@@ -185,7 +195,8 @@ class _Engine:
                 )
             except ValueError as error:
                 # The reason comes after the name of vLLM's own record.
-                raise Unsupported(f"vLLM can't run this model: {' '.join(str(error).split())[:300]}") from error
+                said = f"vLLM can't run this model: {' '.join(str(error).split())[:300]}"
+                raise Unsupported(said + architectures.elsewhere(case)) from error
         self._engine = self._llm.llm_engine
         self._runner: Any = None
         self._core: Any = None
@@ -201,7 +212,7 @@ class _Engine:
 
         assert case.context is not None
         self._runner = self._find_runner()
-        self.architecture = hf_config.config_of(case.subject, case.dtype)["architectures"][0]
+        self.architecture = hf_config.architecture_of(case)
         self._vocabulary = case.subject.vocabulary or 1024
         self._parameters = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
         self._verified = SamplingParams(max_tokens=MAX_POSITIONS, temperature=0.0, detokenize=False, ignore_eos=True)

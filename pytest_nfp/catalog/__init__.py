@@ -18,6 +18,8 @@ Positive = Annotated[int, Field(gt=0)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FOLDER = Path(__file__).parent
 CALIBRATIONS = FOLDER / "calibrations.yaml"
+CONFIGS = FOLDER / "configs"
+"""Config.json files of catalog models, as their engines read them."""
 
 
 class UnknownName(Exception):
@@ -136,7 +138,11 @@ class Moe(_Strict):
 
 
 class Model(_Strict):
-    """A model, or one module shape, and the grid on which it is tested by default."""
+    """A model, or one module shape, and the grid on which it is tested by default.
+
+    sweep_top_k: further k of the whole model, at its shortest context. config: its own config.json under `configs/`, for a model
+    that is neither Qwen3 nor Qwen3-MoE.
+    """
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -149,8 +155,10 @@ class Model(_Strict):
     batch: tuple[Positive, ...] = (1,)
     context: tuple[Positive, ...] = ()
     top_k: tuple[Positive, ...] = ()
+    sweep_top_k: tuple[Positive, ...] = ()
     gate: bool = False
     device: Literal["gpu", "cpu"] = "gpu"
+    config: str | None = None
     source: str
 
     def weights(self, experts: float | None = None) -> float:

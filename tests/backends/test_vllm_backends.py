@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_nfp import catalog
 from tests.conftest import PROJECT
 from tests.granularity.test_live import live_python
 
@@ -65,7 +66,8 @@ ENGINES = """
 import json, sys, warnings
 sys.path.insert(0, sys.argv[1])
 from dataclasses import replace
-from pytest_nfp import backends
+from pathlib import Path
+from pytest_nfp import backends, catalog
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.catalog import Attention, Dense, Model, Moe
 import transformers
@@ -74,15 +76,21 @@ heads = Attention(heads=2, kv_heads=1, head_dim=64)
 dense = Model(name="d", layers=2, hidden=128, dense=Dense(width=256, matrices=3), attention=heads, vocabulary=256, source="t")
 moe = Model(name="m", layers=2, hidden=128, moe=Moe(experts=16, top_k=4, width=64), attention=heads, vocabulary=256, source="t")
 unknown = sys.argv[2]
+# The catalog's own configs, with their shared expert and their dense layer, at dimensions that build in seconds.
+own = {path.parent.name: catalog.model(str(path)) for path in Path(unknown).parent.glob("*/config.json")}
 found = {}
 for framework, release in (("transformers", transformers.__version__), ("vllm", "0.32.0"), ("sglang", "0.5.23")):
     asked = [(dense, None, 2, None), (moe, "balanced", 1, None), (moe, "skewed", 1, None)]
     case = None
     if framework == "vllm":
         asked.append((dense, None, 2, "drafts"))
+    if framework != "transformers":
+        asked.append((own["ling-2.0-mini"], "balanced", 1, None))
+    if framework == "sglang":
+        asked.append((own["llada-2.1-mini"], "balanced", 1, None))
     for subject, routing, batch, kernel in asked:
         case = Case("cpu", Backend(framework, release), "model", subject, "fp32", batch=batch, context=128,
-                    top_k=4 if subject.moe else None, routing=routing, kernel=kernel)
+                    top_k=(2 if subject.name in own else 4) if subject.moe else None, routing=routing, kernel=kernel)
         prepared = backends.prepare(case, 0, 1)
         times = {n: prepared.forward(n)() for n in (1, 3, 8)}
         # Each N ran once, so that a step and a forward are of the same run: the one holds the other, whatever the machine does.
@@ -97,6 +105,12 @@ for framework, release in (("transformers", transformers.__version__), ("vllm", 
         }
         if prepared.close:
             prepared.close()
+    if framework == "vllm":
+        try:
+            backends.prepare(replace(case, subject=own["llada-2.1-mini"], kernel=None, routing="balanced", top_k=2), 0, 1)
+            found["elsewhere"] = "built"
+        except backends.Unsupported as reason:
+            found["elsewhere"] = str(reason)
     try:
         odd = replace(case, subject=dense.model_copy(update={"source": unknown}))
         backends.prepare(odd, 0, 1)
@@ -109,21 +123,34 @@ print("CHECKED" + json.dumps(found))
 
 @pytest.mark.vllm
 def test_engines_process_what_they_are_asked_to(tmp_path: Path) -> None:
-    """Transformers, vLLM and SGLang, dense (two requests) and experts: b * N tokens over b * L cached ones at every N, the routing's
-    experts in every layer, the step no shorter than its forward; an architecture that is not registered is named.
+    """Transformers, vLLM and SGLang, dense (two requests), experts, and the catalog's own architectures at another k: b * N tokens over
+    b * L cached ones at every N, the routing's experts in every layer, the step no shorter than its forward; an architecture that is
+    not registered is named, with the engine that has it.
     """
     python, release = live_python()
     if not release:
         pytest.skip("vLLM is not installed: name an interpreter that has it in NFP_VLLM_PYTHON")
     unknown = tmp_path / "config.json"
-    unknown.write_text(json.dumps({"architectures": ["OddForCausalLM"], "model_type": "odd"}), encoding="utf-8")
+    small = {
+        "num_hidden_layers": 3, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 64, "rotary_dim": 32, "vocab_size": 512, "pad_token_id": 1,
+        "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "n_group": 4, "topk_group": 2,
+    }  # fmt: skip
+    unknown.write_text(json.dumps(small | {"architectures": ["OddForCausalLM"], "model_type": "odd"}), encoding="utf-8")
+    for path in catalog.CONFIGS.glob("*.json"):
+        (tmp_path / path.stem).mkdir()
+        config = json.loads(path.read_text(encoding="utf-8")) | small
+        (tmp_path / path.stem / "config.json").write_text(json.dumps(config), encoding="utf-8")
     done = subprocess.run(
         [python, "-c", ENGINES, str(PROJECT), str(unknown)], capture_output=True, text=True, check=False
     )
     line = next((line for line in done.stdout.splitlines() if line.startswith("CHECKED")), None)
     assert line is not None, done.stderr[-2000:]
     found = json.loads(line.removeprefix("CHECKED"))
+    said = found.pop("elsewhere")
+    assert said.startswith("vLLM can't run this model") and said.endswith("LLaDA2MoeModelLM is registered by sglang")
     for framework in ("transformers", "vllm", "sglang"):
+        assert "no engine that is installed here" in found[f"{framework} unknown"]
         assert "odd" in found.pop(f"{framework} unknown").lower()
         two = found[f"{framework} d None"]
         assert two["proof"] == {str(n): [2 * n, 256] for n in (1, 3, 8)}
@@ -131,6 +158,12 @@ def test_engines_process_what_they_are_asked_to(tmp_path: Path) -> None:
             one = found[f"{framework} m {routing}"]
             assert one["proof"] == {str(n): [n, 128] for n in (1, 3, 8)}
             assert list(one["active"].values()) == active
+    architectures = {"ling-2.0-mini": "BailingMoeV2ForCausalLM", "llada-2.1-mini": "LLaDA2MoeModelLM"}
+    for framework, name in (("vllm", "ling-2.0-mini"), ("sglang", "ling-2.0-mini"), ("sglang", "llada-2.1-mini")):
+        one = found[f"{framework} {name} balanced"]
+        assert one["proof"] == {str(n): [n, 128] for n in (1, 3, 8)}
+        # k = 2 is the case's, the config says 4.
+        assert (list(one["active"].values()), one["kernel"]) == ([2, 6, 16], f"{framework}.{architectures[name]}")
     assert found["vllm d drafts"]["proof"] == {str(n): [2 * n, 256] for n in (1, 3, 8)}
     assert found["vllm d drafts"]["kernel"] == "vllm.Qwen3ForCausalLM[drafts]"
     for name, one in found.items():

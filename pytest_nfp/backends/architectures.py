@@ -1,0 +1,49 @@
+"""Which engines have a model's architecture: for who asked one that has not."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+from pytest_nfp.backends.hf_config import architecture_of
+from pytest_nfp.cases import Case
+
+REGISTERED = {
+    "transformers": ("transformers", "models/auto/modeling_auto.py", r'"{}"'),
+    "vllm": ("vllm", "model_executor/models/registry.py", r'"{}":'),
+    "sglang": ("sglang", "srt/models", r"EntryClass = \[?[^\]=]*\b{}\b"),
+    "nano-vllm": ("nanovllm", "models", r"class {}\("),
+}
+"""Where an engine names the architectures that it runs: its package, the file or folder in it, and how a name stands there."""
+CATALOG_ENGINES = {
+    "LLaDA2MoeModelLM": ("sglang",),
+    "BailingMoeV2ForCausalLM": ("vllm from 0.13", "sglang"),
+}
+"""Engines of the catalog's own configs, for who has none of them installed."""
+
+
+def elsewhere(case: Case) -> str:
+    """Which of the installed engines have the architecture of a case's model, as the end of a message; empty where its own has it."""
+    name = architecture_of(case)
+    have = [engine for engine in REGISTERED if _has(engine, name)]
+    if case.backend.framework in have:
+        return ""
+    known = CATALOG_ENGINES.get(name, ())
+    said = f"; {name} is registered by {' and '.join(have) or 'no engine that is installed here'}"
+    more = [engine for engine in known if engine.split()[0] not in have]
+    return said + (f", and by {' and '.join(more)}" if more else "")
+
+
+def _has(engine: str, architecture: str) -> bool:
+    """Whether an installed engine names an architecture in its registry: read, not imported."""
+    package, folder, pattern = REGISTERED[engine]
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        return False
+    root = Path(found.submodule_search_locations[0]) / folder
+    if not re.fullmatch(r"\w+", architecture):
+        return False
+    wanted = re.compile(pattern.format(architecture))
+    files = sorted(root.glob("*.py")) if root.is_dir() else [root] if root.is_file() else []
+    return any(wanted.search(path.read_text(encoding="utf-8", errors="replace")) for path in files)

@@ -2,8 +2,8 @@
 prefix that is cached, as `sglang.benchmark.one_batch` runs it.
 
 T is the time of the runner's forward; the step beside it adds the batch's making (`prepare_for_extend`). Proof of N are the counts
-that the forward was given and the KV slots that it took. Run on a CPU with 0.5.23, by attention in torch, whose work follows
-L + N; what 0.5.9 to 0.5.18 call differently was read in their releases. On a GPU not run yet; eager there, without graphs.
+that the forward was given and the KV slots that it took. Run on a CPU with every minor release from 0.5.9 to 0.5.23, by attention in
+torch, whose work follows L + N; on a GPU not run yet, eager there, without graphs.
 """
 
 from __future__ import annotations
@@ -176,6 +176,7 @@ class _Engine:
         self._requests = [self._request(str(i), ids) for i, ids in enumerate(self._ids)]
         self._use(context)
         self._forward(self._batch())
+        self._keep_rows()
 
     def _load(self, arguments: Any) -> Any:
         """The model runner. Raises Unsupported where SGLang can't run the model."""
@@ -186,18 +187,28 @@ class _Engine:
                 arguments.resolve_once()
             ob._set_envs_and_config(arguments)
             ports = ob.PortArgs.init_new(arguments)
-            if hasattr(ob, "publish"):  # 0.5.23
-                rank = ob.spawn_world_rank(arguments, tp_rank=0, pp_rank=0)
-                ob.publish(arguments, role="scheduler", ranks=ob.SpawnRanks(world_rank=rank, gpu_id=0))
-                ob._init_process_global_configs()
-            else:
-                ob.initialize_moe_config(arguments)
-                ob.initialize_fp8_gemm_config(arguments)
+            self._publish(arguments)
             loaded = ob.load_model(arguments, ports, 0, 0)[0]
         except (ValueError, KeyError) as error:
             said = f"SGLang can't run this model: {' '.join(str(error).split())[:300]}"
             raise Unsupported(said + architectures.elsewhere(self._case)) from error
         return getattr(loaded, "torch_runner", loaded)
+
+    def _publish(self, arguments: Any) -> None:
+        """What the layers of this process read: handed to each of them up to 0.5.18, published since, with its rank from 0.5.21 on."""
+        ob = self._ob
+        published = hasattr(ob, "publish")
+        if hasattr(ob, "spawn_world_rank"):
+            rank = ob.spawn_world_rank(arguments, tp_rank=0, pp_rank=0)
+            ob.publish(arguments, role="scheduler", ranks=ob.SpawnRanks(world_rank=rank, gpu_id=0))
+        elif published:
+            ob.publish(arguments, role="scheduler")
+        if hasattr(ob, "_init_process_global_configs"):  # 0.5.22
+            ob._init_process_global_configs()
+            return
+        for name in ("initialize_moe_config", "initialize_fp8_gemm_config", "initialize_fp4_gemm_config"):
+            if (initialise := getattr(ob, name, None)) is not None:
+                initialise(*(() if published else (arguments,)))
 
     def _use(self, positions: int) -> None:
         if self.routes is not None:
@@ -207,24 +218,37 @@ class _Engine:
         """A request for a prompt."""
         ob = self._ob
         parameters = ob.SamplingParams(temperature=0, max_new_tokens=1)
-        newer = hasattr(ob.Req, "set_extend_range") or not hasattr(ob.Req, "set_extend_input_len")
-        ids = array("q", tokens) if newer else list(tokens)
+        ids = list(tokens) if _is_up_to_0_5_12(ob) else array("q", tokens)
         request = ob.Req(rid=name, origin_input_text="", origin_input_ids=ids, sampling_params=parameters)
         request.logprob_start_len = -1
         self._set_tokens(request, tokens, 0)
         return request
 
+    def _keep_rows(self) -> None:
+        """The requests' rows of the token pool are theirs from now on: up to 0.5.9 the pool refuses two that have one already."""
+        pool = self._runner.req_to_token_pool
+        own = pool.alloc
+
+        def kept(requests: list[Any], *arguments: Any, **keywords: Any) -> Any:
+            rows = [getattr(request, "req_pool_idx", None) for request in requests]
+            return own(requests, *arguments, **keywords) if None in rows else rows
+
+        if type(pool).__name__ == "ReqToTokenPool":  # One of a recurrent model allocates more than rows.
+            pool.alloc = kept
+
     def _set_tokens(self, request: Any, tokens: list[int], prefix: int) -> None:
         """The request's tokens, of which `prefix` are in the cache: each release has its own fields for it."""
-        if not hasattr(request, "set_extend_range") and hasattr(request, "set_extend_input_len"):  # up to 0.5.12
+        if _is_up_to_0_5_12(self._ob):
             request.fill_ids = list(tokens)
-            request.set_extend_input_len(len(tokens) - prefix)
         else:
             request.full_untruncated_fill_ids = array("q", tokens)
-            if hasattr(request, "set_extend_range"):  # 0.5.18
-                request.set_extend_range(prefix, len(tokens))
-            else:
-                request.extend_end = len(tokens)
+        if hasattr(request, "set_extend_input_len"):  # up to 0.5.14, whose fill_len is read from 0.5.13 on
+            request.fill_len = len(tokens)
+            request.set_extend_input_len(len(tokens) - prefix)
+        elif hasattr(request, "set_extend_range"):  # up to 0.5.21
+            request.set_extend_range(prefix, len(tokens))
+        else:
+            request.extend_end = len(tokens)
         if prefix == 0:
             return
         if hasattr(request, "prefix_len") or not hasattr(request, "prefix_indices"):  # 0.5.23
@@ -255,10 +279,13 @@ class _Engine:
     def _forward(self, batch: Any) -> tuple[Any, Any, float]:
         """The batch as the forward sees it, what comes out, and the microseconds of the runner's forward."""
         ob = self._ob
-        if hasattr(batch, "get_model_worker_batch"):  # up to 0.5.12
+        if _is_up_to_0_5_12(ob):
             seen = ob.ForwardBatch.init_new(batch.get_model_worker_batch(), self._runner)
         else:
-            seen = ob.ForwardBatch.init_new(batch, self._runner, return_hidden_states_before_norm=False)
+            make = ob.ForwardBatch.init_new
+            asked = "return_hidden_states_before_norm"  # by 0.5.16 and newer
+            more = {asked: False} if asked in inspect.signature(make).parameters else {}
+            seen = make(batch, self._runner, **more)
         self._synchronise()
         began = time.perf_counter_ns()
         with torch.no_grad():
@@ -294,6 +321,11 @@ class _Engine:
         self.steps[positions].append(whole)
         self.modes[positions] = "graph" if getattr(out, "can_run_graph", False) else "eager"
         return took
+
+
+def _is_up_to_0_5_12(ob: Any) -> bool:
+    """Whether a batch is still translated for its worker, and requests hold lists."""
+    return hasattr(ob.ScheduleBatch, "get_model_worker_batch")
 
 
 def counted(seen: Any, taken: int) -> int:

@@ -2,19 +2,20 @@
 
 extend: the prefix and N fresh tokens, whose last one alone has logits, as in a chunked prefill. drafts: one token and N - 1 drafts
 to verify, all of them with logits, as in speculative decoding. T is the time of the model runner's forward; the engine's step,
-with its scheduler and output, is kept beside it. The scheduler's own counts are the proof of N. On a CPU run with 0.32, eagerly; on
-a GPU, with piecewise graphs (full ones match one query length alone, so that a curve would mix modes), not run yet.
+with its scheduler and output, is kept beside it. The scheduler's own counts are the proof of N. On a CPU run with 0.27 to 0.32,
+eagerly; on a GPU, with piecewise graphs (full ones match one query length alone, so that a curve would mix modes), not run yet.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import random
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -88,6 +89,13 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         active=None if routing is None else routing.active,
         close=close,
     )
+
+
+CPU_ROUTERS = (
+    "vllm.model_executor.layers.fused_moe.cpu_fused_moe",
+    "vllm.model_executor.layers.fused_moe.experts.cpu_moe",
+)
+"""Modules of vLLM whose CPU kernels choose their experts themselves, up to 0.27 and from 0.28 to 0.30."""
 
 
 class NoDrafts:
@@ -336,4 +344,31 @@ def _register(case: Case, seed: int) -> _Strategy:
             ) from error
     found = _Strategy(case, seed)
     RoutingSimulator.register_strategy(STRATEGY, found)
+    if case.gpu == "cpu":
+        _install_in_cpu_kernels(found)
     return found
+
+
+def _install_in_cpu_kernels(strategy: _Strategy) -> None:
+    """Replace the choice of CPU kernels that route by themselves, past the simulator; the newest engine's is in force."""
+    for name in CPU_ROUTERS:
+        try:
+            module: Any = importlib.import_module(name)
+        except ImportError:
+            continue
+        own = getattr(module, "select_experts", None)
+        own = getattr(own, "nfp_own", own)
+        # What is imported from the router is behind the simulator.
+        if own is not None and own.__module__ == name:
+            module.select_experts = _chosen(own, strategy)
+
+
+def _chosen(own: Callable[..., Any], strategy: _Strategy) -> Callable[..., Any]:
+    """A kernel's own choice, whose work stays, with the strategy's experts."""
+
+    def choose(hidden_states: torch.Tensor, *arguments: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = own(hidden_states, *arguments, **keywords)[1]
+        return strategy.route_tokens(hidden_states, hidden_states, ids.shape[1], ids.dtype)
+
+    choose.nfp_own = own  # type: ignore[attr-defined]
+    return choose

@@ -1,4 +1,8 @@
-"""What the page's script works on: a table by columns, and the details of each case, apart so that the table opens at once."""
+"""What the page's script works on: a table by columns, and the details of each case, apart so that the table opens at once.
+
+The table is plain JSON, which the script reads as soon as the browser has come so far; the rest, of which a reader opens a few
+cases, is compressed and comes behind it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,10 @@ def run_name(record: Record) -> str:
 
 
 def table(runs: Sequence[Record], found: Sequence[Pair]) -> dict[str, list[Any]]:
-    """Column name -> a value a case. Numbers stay numbers, so that they sort as such; None where there is none."""
+    """Column name -> [its different values, and which of them each case has].
+
+    Numbers stay numbers, so that they sort as such; None where there is none.
+    """
     out: dict[str, list[Any]] = {name: [] for name, _ in (*FACETS, *COLUMNS)} | {"id": []}
     names = [run_name(r) for r in runs]
     for p in found:
@@ -78,7 +85,14 @@ def table(runs: Sequence[Record], found: Sequence[Pair]) -> dict[str, list[Any]]
         }
         for name, value in row.items():
             out[name].append(value)
-    return out
+    return {name: _coded(values) for name, values in out.items()}
+
+
+def _coded(values: Sequence[Any]) -> list[Any]:
+    """[different values, the place of each among them]: a column of ten thousand cases has few."""
+    places: dict[Any, int] = {}
+    codes = [places.setdefault(value, len(places)) for value in values]
+    return [list(places), codes]
 
 
 HIDDEN = {"id", "samples", "baseline", "reasons", "outcome", "kind", "gpu", "backend", "subject", "workload", "module"}
@@ -108,6 +122,13 @@ def details(found: Sequence[Pair]) -> str:
 
 def _json(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False)
+
+
+def plain(data: Any) -> Any:
+    """Data as JSON that can stand in a script element: nothing in it ends the element, or begins another."""
+    import markupsafe
+
+    return markupsafe.Markup(_json(data).replace("<", "\\u003c"))  # noqa: S704  # JSON has no < outside its strings
 
 
 def packed(data: Any) -> str:

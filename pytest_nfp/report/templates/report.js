@@ -12,8 +12,12 @@
     for (const child of children) if (child !== null && child !== undefined) node.append(child);
     return node;
   };
+  // The script runs before the browser has read what stands behind it.
+  const read = new Promise((resolve) => document.readyState === "loading" ? document.addEventListener("DOMContentLoaded", resolve) : resolve());
   const text = async (id) => {
-    const bytes = Uint8Array.from(atob($(id).textContent), (c) => c.charCodeAt(0));
+    await read;
+    const packed = atob($(id).textContent), bytes = new Uint8Array(packed.length);
+    for (let i = 0; i < packed.length; i++) bytes[i] = packed.charCodeAt(i);
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   };
   const unpack = async (id) => JSON.parse(await text(id));
@@ -27,12 +31,18 @@
     return window.vegaEmbed;
   });
 
-  const start = async () => {
+  const start = () => {
     performance.mark("nfp-start");
-    const data = await unpack("data-table");
-    const columns = data.columns, count = columns.id.length;
-    const words = Array(count);
-    for (let i = 0; i < count; i++) words[i] = (columns.id[i] + " " + columns.outcome[i] + " " + columns.kind[i]).toLowerCase();
+    const data = JSON.parse($("data-table").textContent);
+    // Of each column its different values, and which of them a case has.
+    const columns = data.columns, count = columns.id[1].length;
+    const at = (name, i) => columns[name][0][columns[name][1][i]];
+    const words = once(() => {
+      const found = Array(count);
+      for (let i = 0; i < count; i++) found[i] = (at("id", i) + " " + at("outcome", i) + " " + at("kind", i)).toLowerCase();
+      return found;
+    });
+    const ranks = {};  // Of each value of a column, its place in their order.
     const state = { query: [], chosen: {}, by: null, down: false, shown: PAGE, rows: [] };
     const shown = ["outcome", "changed", "kind", ...data.numbers.map(([name]) => name)];
     const names = Object.fromEntries([...data.facets, ...data.numbers, ["id", "Case"]]);
@@ -43,14 +53,15 @@
     search.addEventListener("input", () => { state.query = search.value.toLowerCase().split(/\s+/).filter(Boolean); update(); });
     $("filters").append(el("label", {}, "Search", search));
     for (const [name, title] of data.facets) {
-      const counted = new Map();
-      for (const value of columns[name]) counted.set(value, (counted.get(value) || 0) + 1);
-      if (counted.size < 2) continue;
+      const [values, codes] = columns[name];
+      if (values.length < 2) continue;
+      const counted = Array(values.length).fill(0);
+      for (const code of codes) counted[code]++;
       const select = el("select", { "data-facet": name }, el("option", { value: "" }, "all"));
-      const values = [...counted.keys()].sort(order);
-      values.forEach((value, i) => select.append(el("option", { value: i + 1 }, `${value === null ? "none" : value} (${counted.get(value)})`)));
+      const sorted = values.map((_, code) => code).sort((a, b) => order(values[a], values[b]));
+      sorted.forEach((code, i) => select.append(el("option", { value: i + 1 }, `${values[code] === null ? "none" : values[code]} (${counted[code]})`)));
       select.addEventListener("change", () => {
-        if (select.value) state.chosen[name] = values[select.value - 1]; else delete state.chosen[name];
+        if (select.value) state.chosen[name] = sorted[select.value - 1]; else delete state.chosen[name];
         update();
       });
       $("filters").append(el("label", {}, title, select));
@@ -80,14 +91,29 @@
       return compare(a, b);
     }
 
+    function ranked(name) {
+      if (!ranks[name]) {
+        const values = columns[name][0], rank = Array(values.length);
+        values.map((_, code) => code).sort((a, b) => order(values[a], values[b])).forEach((code, i) => { rank[code] = values[code] === null ? values.length : i; });
+        ranks[name] = rank;
+      }
+      return ranks[name];
+    }
+
     function update() {
-      const chosen = Object.entries(state.chosen), rows = [];
+      const chosen = Object.entries(state.chosen).map(([name, code]) => [columns[name][1], code]), rows = [];
+      const said = state.query.length ? words() : null;
       for (let i = 0; i < count; i++) {
-        if (chosen.every(([name, value]) => columns[name][i] === value) && state.query.every((word) => words[i].includes(word))) rows.push(i);
+        if (chosen.every(([codes, code]) => codes[i] === code) && state.query.every((word) => said[i].includes(word))) rows.push(i);
       }
       if (state.by !== null) {
-        const column = columns[state.by], way = state.down ? -1 : 1;
-        rows.sort((a, b) => (column[a] === null || column[b] === null ? order(column[a], column[b]) : way * order(column[a], column[b])) || a - b);
+        const codes = columns[state.by][1], rank = ranked(state.by), way = state.down ? -1 : 1;
+        // What is not there has the last rank, whichever way.
+        const last = rank.length;
+        rows.sort((a, b) => {
+          const x = rank[codes[a]], y = rank[codes[b]];
+          return (x === last || y === last ? x - y : way * (x - y)) || a - b;
+        });
       }
       state.rows = rows;
       state.shown = PAGE;
@@ -109,11 +135,11 @@
     }
 
     function row(i) {
-      const tr = el("tr", { "data-case": columns.id[i] });
-      const button = el("button", { type: "button", "aria-expanded": "false", onclick: () => toggle(i, tr, button) }, el("bdi", {}, columns.id[i]));
+      const id = at("id", i), tr = el("tr", { "data-case": id });
+      const button = el("button", { type: "button", "aria-expanded": "false", onclick: () => toggle(i, tr, button) }, el("bdi", {}, id));
       tr.append(el("th", { scope: "row" }, button));
       for (const name of shown) {
-        const value = columns[name][i];
+        const value = at(name, i);
         const cell = el("td", { class: numeric.has(name) ? "n" : name === "outcome" ? `outcome ${value}` : null, "data-field": name });
         if (value !== null) cell.append(String(value));
         tr.append(cell);
@@ -137,8 +163,8 @@
     // As charts.curve_rows makes it for the page without script; a test holds the two drawings to each other.
     function curveRows(i, c) {
       const top = data.shownRatio, tolerance = data.tolerances[data.runs[i]];
-      const at = (curve) => { const found = (curve || []).find(([n]) => n === c.baseline_positions); return found && found[1]; };
-      const base = at(c.curve), was = at(c.beforeCurve), first = c.curve[0][0];
+      const atBase = (curve) => { const found = (curve || []).find(([n]) => n === c.baseline_positions); return found && found[1]; };
+      const base = atBase(c.curve), was = atBase(c.beforeCurve), first = c.curve[0][0];
       const past = c.curve.find(([, us]) => us / base > top), last = (past || c.curve[c.curve.length - 1])[0];
       const cut = (ratio) => Math.min(ratio, top);
       const ratios = (curve, to) => curve.filter(([n]) => first <= n && n <= last).map(([n, us]) => ({ n, ratio: cut(us / to) }));
@@ -162,9 +188,9 @@
         parts.push(el("p", {}, el("span", { class: `outcome ${outcome}` }, outcome), ` ${question}`, reasons.length ? ": " : "", el("bdi", {}, reasons.join("; "))));
       }
       if (c.changes.length) parts.push(el("p", {}, el("strong", {}, "Changed"), ` against ${c.before}: ${c.changes.join("; ")}`));
-      const kind = columns.kind[i];
+      const kind = at("kind", i);
       if (c.marks) {
-        const said = `T(N) over N, ${kind}: n_max ${columns.n_max[i]} ${columns.interval[i] || ""}`;
+        const said = `T(N) over N, ${kind}: n_max ${at("n_max", i)} ${at("interval", i) || ""}`;
         parts.push(el("figure", {}, el("div", { "data-chart": "curve", role: "img", "aria-label": said }),
           el("figcaption", { class: "soft" }, `T(N)/T(N0 = ${c.baseline_positions}), ${kind}. Dashed across: the limit 1 + ${data.tolerances[data.runs[i]]}. Dotted upright: ends of tiles.`
             + (c.beforeCurve ? " Dashed grey: before." : "") + (c.composed && c.composed.curve ? " Dotted violet: the sum of the modules." : ""))));
@@ -242,6 +268,6 @@
   const compare = new Intl.Collator("en", { numeric: true }).compare;
   // Without it the page stays as it is: what matters most stands in it.
   if ("DecompressionStream" in window) {
-    start().catch((error) => { document.documentElement.classList.remove("js"); throw error; });
+    try { start(); } catch (error) { document.documentElement.classList.remove("js"); throw error; }
   }
 })();

@@ -251,11 +251,12 @@ class _Engine:
             request.extend_end = len(tokens)
         if prefix == 0:
             return
-        if hasattr(request, "prefix_len") or not hasattr(request, "prefix_indices"):  # 0.5.23
+        if hasattr(request, "prefix_len") or not hasattr(request, "prefix_indices"):  # 0.5.22
             request.prefix_len = prefix
         else:
-            row = self._runner.req_to_token_pool.req_to_token[request.req_pool_idx, :prefix]
-            request.prefix_indices = row.to(torch.int64)
+            row = request.req_pool_idx if hasattr(request, "req_pool_idx") else request.kv.req_pool_idx  # 0.5.19
+            slots = self._runner.req_to_token_pool.req_to_token[row, :prefix]
+            request.prefix_indices = slots.to(torch.int64)
 
     def _batch(self) -> Any:
         """The requests as one batch to extend: it takes the KV slots of their new tokens."""

@@ -25,14 +25,23 @@ def write_reports(folder: Path, runs: Sequence[Record]) -> list[Path]:
         target = folder / record.gpu
         records.write(target / "record.json", record)
         written += write_page(target, [record])
+    paths = sorted(folder.glob("*/record.json"))
+    if len(paths) == len(written) == 1:
+        text = written[0].read_text(encoding="utf-8")  # Of one record alone it is that record's page.
+    else:
+        text = render(view_of(_readable(paths)))
+    write_atomically(folder / "index.html", text)
+    return [*written, folder / "index.html"]
+
+
+def _readable(paths: Sequence[Path]) -> list[Record]:
     found = []
-    for path in sorted(folder.glob("*/record.json")):
+    for path in paths:
         try:
             found.append(records.read(path))
         except FileError:
             continue  # Another release's record: its own report stands beside it.
-    write_atomically(folder / "index.html", render(view_of(found)))
-    return [*written, folder / "index.html"]
+    return found
 
 
 def write_page(

@@ -130,6 +130,9 @@ def test_a_requests_tokens_are_told_as_the_release_reads_them(
     assert request.told == told
     assert {name: getattr(request, name) for name in fields} == fields
     assert request.prefix_indices.tolist() == [10, 11]
+    moved = Request(how, kv=SimpleNamespace(req_pool_idx=0), prefix_indices=None)  # 0.5.19 to 0.5.21
+    made._set_tokens(moved, [7] * 5, 2)
+    assert moved.prefix_indices.tolist() == [0, 1]
     newest = Request(None, prefix_len=0)
     made._set_tokens(newest, [7] * 5, 2)
     assert newest.prefix_len == 2

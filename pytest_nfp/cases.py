@@ -141,6 +141,15 @@ class Case:
         return self.baseline_positions
 
 
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Batches, contexts and k that take the place of a subject's own, where any are given."""
+
+    batch: tuple[int, ...] = ()
+    context: tuple[int, ...] = ()
+    top_k: tuple[int, ...] = ()
+
+
 def _is_mla(module: Module, subject: Model) -> bool:
     return module == "attention" and subject.attention is not None and subject.attention.value_dim is not None
 
@@ -153,7 +162,7 @@ def variants(case: Case) -> list[Case]:
 
 
 def _whole(
-    gpu: str, backend: Backend, subject: Model, routings: Sequence[Routing], dtype: str | None
+    gpu: str, backend: Backend, subject: Model, routings: Sequence[Routing], dtype: str | None, asked: Grid
 ) -> Iterator[Case]:
     """A whole model over its batches and contexts, and its k and these routings where it has experts.
 
@@ -162,15 +171,15 @@ def _whole(
     if subject.layers is None or subject.attention is None or subject.attention.value_dim is not None:
         return  # A module shape, or MLA, whose projections no engine here is described with.
     base = Case(gpu, backend, "model", subject, dtype or ("fp32" if gpu == "cpu" else "bf16"))
-    contexts = subject.context or (512,)
-    for batch in subject.batch:
+    contexts = asked.context or subject.context or (512,)
+    for batch in asked.batch or subject.batch:
         for context in contexts:
             case = replace(base, batch=batch, context=context)
             if subject.moe is None:
                 yield case
                 continue
-            own = subject.top_k or (subject.moe.top_k,)
-            more = subject.sweep_top_k if context == min(contexts) else ()
+            own = asked.top_k or subject.top_k or (subject.moe.top_k,)
+            more = subject.sweep_top_k if context == min(contexts) and not asked.top_k else ()
             for top_k in dict.fromkeys((*own, *more)):
                 yield from (replace(case, top_k=top_k, routing=routing) for routing in routings)
 
@@ -211,15 +220,17 @@ def expand(
     subject: Model,
     routings: Sequence[Routing] = ROUTINGS,
     dtype: str | None = None,
+    asked: Grid = Grid(),  # frozen
 ) -> Iterator[Case]:
-    """Every case of a module of a subject by one backend, on the subject's own grid; of experts, under these routings.
+    """Every case of a module of a subject by one backend, on the subject's own grid or what is asked for; of experts, under these
+    routings.
 
     dtype: FP32 on a CPU and BF16 on a GPU where none is given.
     """
     if module == "own" or backend.framework not in frameworks(module, gpu):
         return
     if module == "model":
-        yield from _whole(gpu, backend, subject, routings, dtype)
+        yield from _whole(gpu, backend, subject, routings, dtype, asked)
         return
     if getattr(subject, module) is None:
         return
@@ -230,14 +241,15 @@ def expand(
     on_cpu = gpu == "cpu"
     base = Case(gpu, backend, module, subject, dtype or ("fp32" if on_cpu else "bf16"))
     for kernel in CPU_KERNELS[module] if on_cpu and backend.framework == "torch" else (None,):
-        for batch in subject.batch:
+        for batch in asked.batch or subject.batch:
             case = replace(base, kernel=kernel, batch=batch)
             if module == "dense":
                 yield case
             elif module == "attention":
-                if batch == subject.batch[0]:
-                    yield from (replace(case, context=context) for context in subject.context)
+                # Its boundary is of a request's own rows: the batches of a model's grid would ask the same again.
+                if asked.batch or batch == subject.batch[0]:
+                    yield from (replace(case, context=context) for context in asked.context or subject.context)
             elif subject.moe is not None:
-                for top_k in subject.top_k or (subject.moe.top_k,):
+                for top_k in asked.top_k or subject.top_k or (subject.moe.top_k,):
                     for routing in routings:
                         yield replace(case, top_k=top_k, routing=routing)

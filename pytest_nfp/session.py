@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from pytest_nfp.cases import (
     ROUTINGS,
     Backend,
     Case,
+    Grid,
     Module,
     expand,
     frameworks,
@@ -204,14 +206,19 @@ class Session:
         is_tiny = (self.settings.scale or ("tiny" if gpu == "cpu" else "full")) == "tiny"
         return tiny(model) if is_tiny and model.layers is not None and model.attention is not None else model
 
-    def _on_grid(self, model: Model) -> Model:
-        """The model with the batches, contexts and k of the options in place of its own grid. Raises UnknownName for a k above E."""
-        asked = self.settings
-        if model.moe is not None and asked.top_k and max(asked.top_k) > model.moe.experts:
+    def _grid(self, module: Module, model: Model, is_named: bool) -> Grid | None:
+        """What the options put in place of a subject's grid; None where it has none of the k. Raises UnknownName for a k above the E
+        of a model that was asked for by name.
+        """
+        asked = Grid(self.settings.batch, self.settings.context, self.settings.top_k)
+        if model.moe is None or module not in ("moe", "model"):
+            return asked
+        fit = tuple(k for k in asked.top_k if k <= model.moe.experts)
+        if fit == asked.top_k:
+            return asked
+        if is_named:
             raise UnknownName(f"--nfp-top-k={max(asked.top_k)}: {model.name} has {model.moe.experts} experts")
-        grid: dict[str, tuple[int, ...]] = {"batch": asked.batch, "context": asked.context, "top_k": asked.top_k}
-        wanted = {name: values for name, values in grid.items() if values}
-        return model.model_copy(update=wanted | ({"sweep_top_k": ()} if asked.top_k else {})) if wanted else model
+        return replace(asked, top_k=fit) if fit else None
 
     def subjects_for(self, gpu: str, backend: Backend, module: Module) -> list[Model]:
         """--nfp-model, else the subjects with baselines of this release, else those of the gate."""
@@ -250,9 +257,11 @@ class Session:
                 subjects = [catalog.model(n) for n in models] if models else self.subjects_for(gpu, backend, module)
                 if module == "model":
                     subjects = [self._scaled(gpu, m) for m in subjects]
-                subjects = [self._on_grid(m) for m in subjects]
                 for subject in subjects:
-                    for case in expand(gpu, backend, module, subject, routings, self.settings.dtype):
+                    grid = self._grid(module, subject, bool(models or self.settings.model))
+                    if grid is None:
+                        continue
+                    for case in expand(gpu, backend, module, subject, routings, self.settings.dtype, grid):
                         _check_trace(case)
                         found += self._as_recorded(case)
                         if question == "boundary" and self._measuring(gpu) is not None:
@@ -980,8 +989,9 @@ class Session:
 
 
 def granularity_key(case: Case) -> str:
-    """The name of a map inside a baseline file: moe-bf16, with k where the subject sweeps it."""
-    sweeps_k = case.top_k is not None and len(case.subject.top_k) > 1
+    """The name of a map inside a baseline file: moe-bf16, with k where the subject sweeps it, or where it is not the model's own."""
+    moe = case.subject.moe
+    sweeps_k = moe is not None and case.top_k is not None and (len(case.subject.top_k) > 1 or case.top_k != moe.top_k)
     return f"{case.module}-{case.dtype}" + (f"-k{case.top_k}" if sweeps_k else "")
 
 
@@ -989,11 +999,16 @@ def reach_of(stored: tuple[BaselineFile, str, bool] | None, case: Case) -> int |
     """The row count at which the last measured boundary that uses this map was decided; None where one is missing."""
     if stored is None:
         return None
-    using = [c for key, c in stored[0].cases.items() if key.startswith(granularity_key(case).partition("-k")[0])]
-    highs = [c.measured.interval[1] if c.measured is not None else None for c in using]
-    if not using or any(high is None for high in highs):
-        return None
-    return max(high + 1 for high in highs if high is not None) * case.batch
+    prefix = granularity_key(case).partition("-k")[0]
+    rows = []
+    for key, c in stored[0].cases.items():
+        if not key.startswith(prefix):
+            continue
+        if c.measured is None or c.measured.interval[1] is None:
+            return None
+        batch = re.search(r"-b(\d+)(?=-|$)", key)
+        rows.append((c.measured.interval[1] + 1) * (int(batch.group(1)) if batch else 1))
+    return max(rows, default=None)
 
 
 def _installed(framework: str) -> str | None:

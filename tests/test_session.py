@@ -135,6 +135,9 @@ def test_the_reach_of_a_map_is_where_its_last_measured_boundary_was_decided() ->
     assert reach_of(stored, case) is None
     stored[0].cases = {k: c for k, c in stored[0].cases.items() if c.measured is not None}
     assert reach_of(stored, case) == 768
+    own = next(c for key, c in stored[0].cases.items() if key == "moe-bf16-b1-k8-balanced")
+    stored[0].cases["moe-bf16-b8-k8-balanced"] = own
+    assert reach_of(stored, case) == 8 * 768
     assert reach_of(None, case) is None
 
 
@@ -250,8 +253,34 @@ def test_a_grid_that_is_asked_for_takes_the_catalogs_place() -> None:
     assert [c.batch for c in dense] == [1, 4]
     flash = session(model=("qwen3-8b",), gpu=("h200",), backend=("flash-attn==2.8.3",), context=(640, 1280))
     assert [c.context for c in flash.expand("prediction", "attention")] == [640, 1280]
+    batched = session(model=("qwen3-8b",), gpu=("h200",), backend=("flash-attn==2.8.3",), batch=(2, 8), context=(640,))
+    assert [c.batch for c in batched.expand("prediction", "attention")] == [2, 8]
+
+
+def test_a_k_above_e_is_refused_where_the_model_was_named() -> None:
+    """With both numbers; of the models that nobody named, those take part that have so many experts; a module without k is asked as ever."""
+    asked: dict[str, object] = {"gpu": ("h200",), "backend": ("vllm==0.24.0",), "measure": "none"}
     with pytest.raises(UnknownName, match="--nfp-top-k=512: mixtral-8x7b has 8 experts"):
         session(model=("mixtral-8x7b",), **asked, top_k=(2, 512)).expand("boundary", "moe")
+    with pytest.raises(UnknownName, match="--nfp-top-k=16: mixtral-8x7b has 8 experts"):
+        session(**asked, top_k=(16,)).expand("boundary", "moe", models=["mixtral-8x7b"])
+    found = session(**asked, top_k=(2, 32, 512)).expand("prediction", "moe")
+    ks = {name: {c.top_k for c in found if c.subject.name == name} for name in ("mixtral-8x7b", "llada-2.1-mini")}
+    assert ks == {"mixtral-8x7b": {2}, "llada-2.1-mini": {2, 32}}
+    assert "mixtral-8x7b" not in {c.subject.name for c in session(**asked, top_k=(32,)).expand("prediction", "moe")}
+    assert session(model=("mixtral-8x7b",), **asked, top_k=(512,)).expand("prediction", "dense") == []
+
+
+def test_another_k_has_a_map_of_its_own() -> None:
+    """A rule may look at k: what is asked for by --nfp-top-k is held to no map of the model's own k, and writes over none."""
+    asked: dict[str, object] = {"gpu": ("a100",), "backend": ("vllm==0.24.0",), "measure": "none", "dtype": "fp8"}
+    mini = {"model": ("llada-2.1-mini",)}
+    key = session_module.granularity_key
+    assert [key(c) for c in session(**asked, **mini).expand("granularity", "moe")] == ["moe-fp8"]
+    swept = session(**asked, **mini, top_k=(2, 8, 64)).expand("granularity", "moe")
+    assert [key(c) for c in swept] == ["moe-fp8-k2", "moe-fp8", "moe-fp8-k64"]
+    one = session(**asked, model=("moe-ffn-256x4096x1024",), top_k=(8,)).expand("granularity", "moe")
+    assert [key(c) for c in one] == ["moe-fp8-k8"]
 
 
 def test_drawn_and_replayed_routing_are_cases_when_asked_for(tmp_path: Path) -> None:

@@ -141,10 +141,15 @@ def _not_importable(framework: str, error: ImportError) -> Unsupported:
     return Unsupported(f"{framework} can't be imported here: {error}")
 
 
-def require_room(positions: int) -> None:
-    """Raises Unsupported for more new positions than a KV cache is made for."""
-    if positions > MAX_POSITIONS:
-        raise Unsupported(f"the KV cache was made for {MAX_POSITIONS} new positions, not {positions}")
+def most_positions(case: Case) -> int:
+    """New positions that a KV cache is made for: MAX_POSITIONS, and as far as a sweep goes from an N0 that few experts a token put high."""
+    return max(MAX_POSITIONS, 16 * case.baseline_positions)
+
+
+def require_room(case: Case, positions: int) -> None:
+    """Raises Unsupported for more new positions than the case's KV cache is made for."""
+    if positions > (most := most_positions(case)):
+        raise Unsupported(f"the KV cache was made for {most} new positions, not {positions}")
 
 
 def banks_needed(bank_bytes: int, cache_bytes: int) -> int:

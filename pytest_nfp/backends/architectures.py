@@ -10,7 +10,11 @@ from pytest_nfp.backends.hf_config import architecture_of
 from pytest_nfp.cases import Case
 
 REGISTERED = {
-    "transformers": ("transformers", "models/auto/modeling_auto.py", r'"{}"'),
+    "transformers": (
+        "transformers",
+        "models/auto/modeling_auto.py",
+        r'MODEL_FOR_CAUSAL_LM_MAPPING_NAMES\b(?:(?!\n\)).)*"{}"',
+    ),
     "vllm": ("vllm", "model_executor/models/registry.py", r'"{}":'),
     "sglang": ("sglang", "srt/models", r"EntryClass = \[?[^\]=]*\b{}\b"),
     "nano-vllm": ("nanovllm", "models", r"class {}\("),
@@ -18,7 +22,7 @@ REGISTERED = {
 """Where an engine names the architectures that it runs: its package, the file or folder in it, and how a name stands there."""
 CATALOG_ENGINES = {
     "LLaDA2MoeModelLM": ("sglang",),
-    "BailingMoeV2ForCausalLM": ("vllm from 0.13", "sglang"),
+    "BailingMoeV2ForCausalLM": ("vllm from 0.11", "sglang"),
 }
 """Engines of the catalog's own configs, for who has none of them installed."""
 
@@ -44,6 +48,6 @@ def _has(engine: str, architecture: str) -> bool:
     root = Path(found.submodule_search_locations[0]) / folder
     if not re.fullmatch(r"\w+", architecture):
         return False
-    wanted = re.compile(pattern.format(architecture))
+    wanted = re.compile(pattern.format(architecture), re.DOTALL)
     files = sorted(root.glob("*.py")) if root.is_dir() else [root] if root.is_file() else []
     return any(wanted.search(path.read_text(encoding="utf-8", errors="replace")) for path in files)

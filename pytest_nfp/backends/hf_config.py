@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nfp import catalog
-from pytest_nfp.backends import MAX_POSITIONS, Unsupported
+from pytest_nfp.backends import Unsupported, most_positions
 from pytest_nfp.backends.places import DTYPES
 from pytest_nfp.cases import Case
 from pytest_nfp.catalog import Model
@@ -51,14 +51,14 @@ def _for(case: Case, config: dict[str, Any]) -> dict[str, Any]:
     """With the case's k, and not too short for it: dummy weights know no length."""
     inner = config.get("text_config", config)
     changed: dict[str, Any] = {}
-    name = next((name for name in TOP_K if name in inner), None)
-    if case.top_k is not None and name is not None:
+    name = next((name for name in TOP_K if inner.get(name) is not None), None)
+    if case.top_k is not None and case.subject.moe is not None and name is not None:
         changed[name] = case.top_k
-        groups, experts = inner.get("n_group"), inner.get("num_experts", 0)
-        if groups and case.top_k > experts * inner.get("topk_group", groups) // groups:
+        groups, experts = inner.get("n_group"), case.subject.moe.experts
+        if groups and case.top_k > experts * (inner.get("topk_group") or groups) // groups:
             changed["topk_group"] = groups  # So few groups of experts have not k of them.
-    needed = (case.context or 0) + MAX_POSITIONS + 1
-    if inner.get("max_position_embeddings", needed) < needed:
+    needed = (case.context or 0) + most_positions(case) + 1
+    if (inner.get("max_position_embeddings") or needed) < needed:
         changed["max_position_embeddings"] = needed
     if "text_config" in config:
         changed = {"text_config": inner | changed}
@@ -132,7 +132,8 @@ def _scaled(config: dict[str, Any], model: Model) -> dict[str, Any]:
 def write(case: Case, folder: Path) -> Path:
     """The folder with the config.json of the case's model, whose type transformers then knows. Raises Unsupported."""
     config = config_of(case)
-    make_known(config)
+    if case.backend.framework != "transformers":  # It has none of the architectures whose type it does not know.
+        make_known(config)
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     return folder
 
@@ -145,8 +146,8 @@ def make_known(config: dict[str, Any]) -> None:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     except ImportError:
         return  # The engine says what it lacks.
-    if not isinstance(name, str) or name in CONFIG_MAPPING:
-        return
+    if not isinstance(name, str) or name in CONFIG_MAPPING or "text_config" in config:
+        return  # What holds a language model beside others is read by a class of its own.
 
     class Fields(PretrainedConfig):  # type: ignore[misc]
         """The fields as they are, and rotary parameters as newer engines read them."""
@@ -154,8 +155,12 @@ def make_known(config: dict[str, Any]) -> None:
         model_type = name
 
         def __init__(self, **fields: Any) -> None:
+            for field in ("max_position_embeddings", "rope_theta"):  # Read where rotary parameters are checked.
+                if field in fields:
+                    setattr(self, field, fields[field])
             super().__init__(**fields)
-            if not getattr(self, "rope_parameters", None) and "rope_theta" in fields:
+            plain = not fields.get("rope_scaling") and "rope_theta" in fields
+            if plain and not getattr(self, "rope_parameters", None):
                 self.rope_parameters = {"rope_type": "default", "rope_theta": fields["rope_theta"]}
 
     AutoConfig.register(name, Fields)
@@ -163,4 +168,4 @@ def make_known(config: dict[str, Any]) -> None:
 
 def architecture_of(case: Case) -> str:
     """The class that an engine builds."""
-    return str(config_of(case).get("architectures", ["?"])[0])
+    return str((config_of(case).get("architectures") or ["?"])[0])

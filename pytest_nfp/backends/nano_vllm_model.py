@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pytest_nfp.backends import MAX_POSITIONS, Forward, Prepared, Proof, Unsupported, hf_config, memory, require_room
+from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, hf_config, memory, most_positions, require_room
 from pytest_nfp.cases import Case
 
 PREFIX_CHUNK = 2048
@@ -62,10 +62,10 @@ class _Engine:
         assert case.context is not None
         self._case, self._context = case, context
         self._attention, self._sequence, self._set_context = Attention, Sequence, context.set_context
-        longest = case.context + MAX_POSITIONS
+        longest = case.context + most_positions(case)
         with tempfile.TemporaryDirectory(prefix="pytest-nfp-") as folder:
             hf_config.write(case, Path(folder))
-            most = max(longest, case.batch * MAX_POSITIONS)
+            most = max(longest, case.batch * most_positions(case))
             config = Config(
                 folder, enforce_eager=True, max_model_len=longest, max_num_batched_tokens=most, max_num_seqs=case.batch
             )
@@ -112,7 +112,7 @@ class _Engine:
 
     def forward(self, positions: int) -> Forward:
         """One forward of so many positions, proven once. The slots behind the prefix are written anew each time."""
-        require_room(positions)
+        require_room(self._case, positions)
         context = self._case.context
         assert context is not None
 

@@ -43,7 +43,7 @@ def prepare(case: Case, seed: int, cache_bytes: int, page: int, plan: Plan, kern
     table = torch.arange(batch * pages, dtype=torch.int32, device=device).view(batch, pages)
 
     def build(positions: int) -> tuple[Forward, torch.Tensor]:
-        require_room(positions)
+        require_room(case, positions)
         drawn = (batch, positions, attention.heads, dim)
         q = torch.randn(drawn, generator=generator, device=device, dtype=dtype)
         compute = plan(positions, table, torch.full((batch,), context + positions, dtype=torch.int32, device=device))

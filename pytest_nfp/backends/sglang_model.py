@@ -28,7 +28,6 @@ from typing import Any
 import torch
 
 from pytest_nfp.backends import (
-    MAX_POSITIONS,
     Forward,
     Prepared,
     Proof,
@@ -36,6 +35,7 @@ from pytest_nfp.backends import (
     architectures,
     hf_config,
     memory,
+    most_positions,
     require_room,
 )
 from pytest_nfp.backends.routes import Routes
@@ -54,7 +54,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     engine = _Engine(case, seed)
 
     def forward(positions: int) -> Forward:
-        require_room(positions)
+        require_room(case, positions)
         return lambda: engine.extend(positions)
 
     return Prepared(
@@ -116,7 +116,7 @@ def _stand_in() -> None:
 
 
 def _one_batch() -> Any:
-    """SGLang's benchmark of one batch: `benchmark.one_batch` from 0.5.18 on, `bench_one_batch` before."""
+    """SGLang's benchmark of one batch: `benchmark.one_batch` from 0.5.15 on, `bench_one_batch` before."""
     import sglang  # noqa: F401  # not installed: ImportError with its name
 
     newer = importlib.util.find_spec("sglang.benchmark") is not None
@@ -139,7 +139,7 @@ def server_arguments(known: set[str], case: Case, folder: str, seed: int) -> dic
         "disable_piecewise_cuda_graph": True,
         "disable_overlap_schedule": True,
         # The prefixes, their extension, and a slot that the allocator keeps for padding.
-        "max_total_tokens": case.batch * (case.context + MAX_POSITIONS) + 64,
+        "max_total_tokens": case.batch * (case.context + most_positions(case)) + 64,
         "max_running_requests": max(8, 2 * case.batch),
         "chunked_prefill_size": -1,
         "page_size": 1,
@@ -172,7 +172,8 @@ class _Engine:
         assert context is not None
         vocabulary = case.subject.vocabulary or 1024
         self._ids = [[self._random.randrange(2, vocabulary) for _ in range(context)] for _ in range(case.batch)]
-        self._fresh = [[self._random.randrange(2, vocabulary) for _ in range(MAX_POSITIONS)] for _ in range(case.batch)]
+        most = most_positions(case)
+        self._fresh = [[self._random.randrange(2, vocabulary) for _ in range(most)] for _ in range(case.batch)]
         self._requests = [self._request(str(i), ids) for i, ids in enumerate(self._ids)]
         self._use(context)
         self._forward(self._batch())
@@ -273,7 +274,7 @@ class _Engine:
             spec_algorithm=ob.SpeculativeAlgorithm.NONE,
         )
         batch.prepare_for_extend()
-        if batch.input_ids is None:  # Since 0.5.18 the scheduler moves them to the device.
+        if batch.input_ids is None:  # Since 0.5.13 the scheduler moves them to the device.
             batch.input_ids, batch.prefill_input_ids_cpu = batch.prefill_input_ids_cpu.to(batch.device), None
         return batch
 

@@ -30,7 +30,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     banks = [(drawn(*shape), drawn(*shape)) for _ in range(count)]
 
     def build(positions: int) -> tuple[Forward, torch.Tensor]:
-        require_room(positions)
+        require_room(case, positions)
         q = drawn(case.batch, attention.heads, positions, attention.head_dim)
         turn = cycle([(k[:, :, : context + positions], v[:, :, : context + positions]) for k, v in banks])
 

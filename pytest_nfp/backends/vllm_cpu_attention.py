@@ -56,7 +56,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         first = first or (keys, values)
 
     def build(positions: int) -> tuple[Forward, torch.Tensor, torch.Tensor]:
-        require_room(positions)
+        require_room(case, positions)
         q = drawn(batch * positions, heads, dim)
         out = torch.empty_like(q)
         starts = torch.arange(0, batch * positions + 1, positions, dtype=torch.int32)

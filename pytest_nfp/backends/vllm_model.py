@@ -25,7 +25,6 @@ import torch
 from packaging.version import Version
 
 from pytest_nfp.backends import (
-    MAX_POSITIONS,
     Forward,
     Prepared,
     Proof,
@@ -33,7 +32,9 @@ from pytest_nfp.backends import (
     architectures,
     hf_config,
     memory,
+    most_positions,
     quiet,
+    require_room,
 )
 from pytest_nfp.backends.routes import Routes
 from pytest_nfp.cases import DRAFTS, Case
@@ -66,6 +67,8 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         _restore(before)
 
     def forward(positions: int) -> Forward:
+        require_room(case, positions)
+
         def run() -> float:
             if routing is not None:
                 routing.use(positions)
@@ -95,7 +98,7 @@ CPU_ROUTERS = (
     "vllm.model_executor.layers.fused_moe.cpu_fused_moe",
     "vllm.model_executor.layers.fused_moe.experts.cpu_moe",
 )
-"""Modules of vLLM whose CPU kernels choose their experts themselves, up to 0.27 and from 0.28 to 0.30."""
+"""Modules of vLLM whose CPU kernels choose their experts themselves, up to 0.27 and in 0.28 and 0.29."""
 
 
 class NoDrafts:
@@ -114,7 +117,7 @@ class NoDrafts:
 
 def _speculation(case: Case) -> dict[str, Any]:
     """How drafts are allowed: by a proposer of our own, or before 0.22 by n-grams, which random tokens do not repeat."""
-    most = {"num_speculative_tokens": MAX_POSITIONS - 1}
+    most = {"num_speculative_tokens": most_positions(case) - 1}
     if Version(case.backend.release) >= Version("0.22"):
         return {"method": "custom_class", "model": f"{__name__}.{NoDrafts.__name__}", **most}
     return {"method": "ngram", "prompt_lookup_max": 4, **most}
@@ -126,16 +129,16 @@ def _graphs(case: Case) -> dict[str, Any]:
         return {"enforce_eager": True}
     if Version(case.backend.release) < Version("0.11"):
         return {}
-    sizes = capture_sizes(case.batch)
+    sizes = capture_sizes(case.batch, most_positions(case))
     return {"compilation_config": {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": sizes}}
 
 
-def capture_sizes(batch: int) -> list[int]:
-    """Token counts to capture for b requests of up to MAX_POSITIONS: beyond the last one a forward runs eagerly, and a curve would
+def capture_sizes(batch: int, positions: int) -> list[int]:
+    """Token counts to capture for b requests of up to so many positions: beyond the last one a forward runs eagerly, and a curve would
     mix modes. vLLM's own end at twice the requests, which are few here; to 512 these are its own where there are many. Further up a
     step is 64 positions of every request, so that there are not hundreds of them.
     """
-    most, step = batch * MAX_POSITIONS, max(256, 64 * batch)
+    most, step = batch * positions, max(256, 64 * batch)
     sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(576, 1025, 64)]
     sizes += range(1024 + step, most + step, step)
     return sizes
@@ -183,7 +186,8 @@ class _Engine:
 
         self._case, self._random, self._numbers = case, random.Random(seed), count()  # noqa: S311  # tokens, not secrets
         assert case.context is not None
-        most = case.batch * max(case.context + 1, MAX_POSITIONS)
+        positions = most_positions(case)
+        most = case.batch * max(case.context + 1, positions)
         with tempfile.TemporaryDirectory(prefix="pytest-nfp-") as folder:
             try:
                 self._llm: Any = LLM(
@@ -195,7 +199,7 @@ class _Engine:
                     dtype=hf_config.torch_name(case.dtype),
                     max_num_seqs=max(2, case.batch),
                     max_num_batched_tokens=most,
-                    max_model_len=case.context + MAX_POSITIONS + 1,
+                    max_model_len=case.context + positions + 1,
                     async_scheduling=False,
                     disable_log_stats=True,
                     seed=seed,
@@ -223,7 +227,9 @@ class _Engine:
         self.architecture = hf_config.architecture_of(case)
         self._vocabulary = case.subject.vocabulary or 1024
         self._parameters = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-        self._verified = SamplingParams(max_tokens=MAX_POSITIONS, temperature=0.0, detokenize=False, ignore_eos=True)
+        self._verified = SamplingParams(
+            max_tokens=most_positions(case), temperature=0.0, detokenize=False, ignore_eos=True
+        )
         self._forwards: list[_Forward] = []
         self.proofs: dict[int, Proof] = {}
         self.steps: dict[int, list[float]] = defaultdict(list)

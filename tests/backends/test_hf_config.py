@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from pytest_nfp import catalog
-from pytest_nfp.backends import Unsupported, architectures, hf_config, memory
-from pytest_nfp.cases import Backend, Case
+from pytest_nfp.backends import Unsupported, architectures, hf_config, memory, most_positions, require_room
+from pytest_nfp.cases import Backend, Case, expand
 from pytest_nfp.scale import tiny
+from pytest_nfp.session import positions_to_measure
 
 QWEN = catalog.model("qwen3-8b")
 CASE = Case("cpu", Backend("transformers", "5.19.0"), "model", QWEN, "fp32", context=512)
@@ -66,6 +67,41 @@ def test_the_case_decides_k_and_length() -> None:
     swept = hf_config.config_of(of("llada-2.1-mini", top_k=256))
     assert (swept["num_experts_per_tok"], swept["topk_group"]) == (256, 8)
     assert hf_config.config_of(of("mixtral-8x7b", top_k=4))["num_experts_per_tok"] == 4
+
+
+def test_fields_that_are_null_or_named_otherwise(tmp_path: Path) -> None:
+    """k by the name that has a value, E by any of its names, no length, no group count, no architecture: as if the field were not there."""
+    given = {
+        "architectures": None, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "n_routed_experts": 128,
+        "num_experts_per_tok": None, "moe_topk": 8, "moe_intermediate_size": 64, "n_group": 8, "topk_group": 4,
+        "max_position_embeddings": None,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(given), encoding="utf-8")
+    assert hf_config.config_of(of(str(path), top_k=8)) == given
+    assert hf_config.config_of(of(str(path), top_k=16)) == given | {"moe_topk": 16}
+    assert hf_config.config_of(of(str(path), top_k=65)) == given | {"moe_topk": 65, "topk_group": 8}
+    path.write_text(json.dumps(given | {"topk_group": None}), encoding="utf-8")
+    assert hf_config.config_of(of(str(path), top_k=65))["topk_group"] is None
+    assert hf_config.architecture_of(of(str(path))) == "?"
+
+
+def test_few_experts_a_token_need_room_for_more_positions() -> None:
+    """A sweep from N0 = E/k goes sixteen times as far: cache and length are made for it."""
+    few = of("llada-2.1-mini", context=32768, top_k=2, routing="balanced")
+    assert most_positions(few) == 16 * 128
+    assert hf_config.config_of(few)["max_position_embeddings"] == 32768 + 16 * 128 + 1
+    require_room(few, 16 * 128)
+    with pytest.raises(Unsupported, match="made for 1024 new positions, not 1025"):
+        require_room(replace(few, routing="skewed"), 1025)
+
+
+@pytest.mark.parametrize("model", [m for m in catalog.models() if m.layers], ids=lambda m: m.name)
+def test_what_a_sweep_asks_for_has_room(model: catalog.Model) -> None:
+    """Every N of every case of a whole model fits the cache that an engine makes for it."""
+    for case in expand("h200", Backend("sglang", "0.5.23"), "model", model):
+        for positions in positions_to_measure(case, None):
+            require_room(case, positions)
 
 
 def test_a_config_that_was_given_is_run_as_it_is(tmp_path: Path) -> None:
@@ -134,8 +170,16 @@ def test_who_has_an_architecture_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert architectures.elsewhere(replace(asked, backend=Backend("sglang", "0.5.23"))) == ""
     installed(tmp_path / "c", monkeypatch, vllm='M = {"Llama": 1}', sglang="EntryClass = LLaDA2MoeModelLMTwo\n")
     assert "no engine that is installed here" in architectures.elsewhere(vllm)
+    classes = 'MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict(\n    [("x", "XForCausalLM")]\n)\nOTHERS = {"y": "YForPooling"}\n'
+    installed(tmp_path / "d", monkeypatch, transformers=classes)
+    given = tmp_path / "config.json"
+    for name, is_there in (("XForCausalLM", True), ("YForPooling", False)):
+        config = {"architectures": [name], "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+        given.write_text(json.dumps(config), encoding="utf-8")
+        told = architectures.elsewhere(replace(vllm, subject=catalog.model(str(given))))
+        assert ("is registered by transformers" in told) is is_there
     ling = replace(vllm, subject=catalog.model("ling-2.0-mini"))
-    assert architectures.elsewhere(ling).endswith("and by vllm from 0.13 and sglang")
+    assert architectures.elsewhere(ling).endswith("and by vllm from 0.11 and sglang")
 
 
 def test_a_model_that_does_not_fit_names_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,10 @@ def test_engines_process_what_they_are_asked_to(tmp_path: Path) -> None:
         "num_key_value_heads": 1, "head_dim": 64, "rotary_dim": 32, "vocab_size": 512, "pad_token_id": 1,
         "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "n_group": 4, "topk_group": 2,
     }  # fmt: skip
-    unknown.write_text(json.dumps(small | {"architectures": ["OddForCausalLM"], "model_type": "odd"}), encoding="utf-8")
+    stretched = {"rope_type": "yarn", "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    odd = {"rope_theta": 1e4, "rope_scaling": stretched, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6}
+    odd |= {"architectures": ["OddForCausalLM"], "model_type": "odd"}
+    unknown.write_text(json.dumps(small | odd), encoding="utf-8")
     for path in catalog.CONFIGS.glob("*.json"):
         (tmp_path / path.stem).mkdir()
         config = json.loads(path.read_text(encoding="utf-8")) | small

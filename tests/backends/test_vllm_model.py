@@ -34,7 +34,7 @@ def test_the_graph_mode_is_read_from_the_forwards_context() -> None:
 def test_graphs_are_captured_for_every_n() -> None:
     """Sizes reach b * the most positions, in steps that grow: no N runs eagerly beside others that do not; and they are not hundreds."""
     for batch in (1, 2, 8, 64):
-        sizes = vllm_model.capture_sizes(batch)
+        sizes = vllm_model.capture_sizes(batch, MAX_POSITIONS)
         assert sizes == sorted(set(sizes))
         assert batch * MAX_POSITIONS <= sizes[-1] < batch * MAX_POSITIONS + max(256, 64 * batch)
         assert len(sizes) < 100

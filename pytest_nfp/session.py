@@ -266,6 +266,8 @@ class Session:
                         found += self._as_recorded(case)
                         if question == "boundary" and self._measuring(gpu) is not None:
                             found += variants(case)
+        if not found:
+            self._refuse_nothing(question, module)
         keep = [c for c in dict.fromkeys(found) if routing is None or c.routing in routing]
         if question == "granularity":
             # The rule does not look at batch, context or routing: one case asks for each map.
@@ -273,6 +275,24 @@ class Session:
                 ::-1
             ]
         return keep
+
+    def _refuse_nothing(self, question: Question, module: Module) -> None:
+        """Raise UnknownName where there is no case because of a k that no model has, or of a device that is asked for and not here."""
+        if self.settings.top_k and module in ("moe", "model") and not self._has_a_model(min(self.settings.top_k)):
+            raise UnknownName(f"--nfp-top-k={min(self.settings.top_k)}: no model that is asked for has so many experts")
+        if question != "boundary" or not self.settings.require_device:
+            return
+        asked = {parse_backend(text).framework for text in self.settings.backend}
+        for gpu in self.gpus():
+            engines = [f for f in frameworks(module, gpu) if (f, module) in NO_RULE and (not asked or f in asked)]
+            if gpu != "cpu" and engines and self._measuring(gpu) is None:
+                reason = self.device(gpu)[1] or f"--nfp-measure={self.settings.measure}"
+                raise UnknownName(f"--nfp-require-device: {module} by {', '.join(engines)} on {gpu} needs it: {reason}")
+
+    def _has_a_model(self, top_k: int) -> bool:
+        """Whether a model that is asked for, or any of the catalog where none is, has so many experts."""
+        named = [catalog.model(n) for n in self.settings.model] or catalog.models()
+        return any(m.moe is not None and m.moe.experts >= top_k for m in named)
 
     def _as_recorded(self, case: Case) -> list[Case]:
         """A dense FFN as its single GEMMs where recordings will answer: they hold GEMMs, not FFNs."""
@@ -369,7 +389,9 @@ class Session:
         stored = self.baseline(case)
         tiles = stored[0].granularity.get(granularity_key(case)) if stored else None
         effect = effect_in_words(predicted, stored[0].cases.get(case.key) if stored else None)
-        verdict = judge_granularity(granularity, tiles, stored[1] if stored else "", effect, reach_of(stored, case))
+        verdict = judge_granularity(
+            granularity, tiles, stored[1] if stored else "", effect, reach_of(stored, case, granularity)
+        )
         if verdict.outcome == "FAIL" and self.settings.gate == "boundary" and stored is not None and tiles is not None:
             verdict = gate_by_boundary(verdict, granularity, tiles, predicted, stored[0].cases.get(case.key))
         verdict = self._require_baseline(verdict, tiles is not None)
@@ -995,20 +1017,28 @@ def granularity_key(case: Case) -> str:
     return f"{case.module}-{case.dtype}" + (f"-k{case.top_k}" if sweeps_k else "")
 
 
-def reach_of(stored: tuple[BaselineFile, str, bool] | None, case: Case) -> int | None:
-    """The row count at which the last measured boundary that uses this map was decided; None where one is missing."""
+def reach_of(stored: tuple[BaselineFile, str, bool] | None, case: Case, granularity: Granularity) -> int | None:
+    """The row count of the map at which its last measured boundary was decided; None where one of its cases was never measured.
+
+    Rows are b * N tokens of experts, and N of a request for attention, times the group where its heads are packed into them.
+    """
     if stored is None:
         return None
-    prefix = granularity_key(case).partition("-k")[0]
-    rows = []
+    attention, found = case.subject.attention, []
     for key, c in stored[0].cases.items():
-        if not key.startswith(prefix):
+        kind = re.fullmatch(
+            rf"{case.module}-{re.escape(case.dtype)}(?:-(?!block-).+?)??-b(\d+)(?:-L\d+)?(?:-k(\d+))?(?:-.+)?", key
+        )
+        if kind is None or (kind.group(2) is not None and int(kind.group(2)) != case.top_k):
             continue
         if c.measured is None or c.measured.interval[1] is None:
             return None
-        batch = re.search(r"-b(\d+)(?=-|$)", key)
-        rows.append((c.measured.interval[1] + 1) * (int(batch.group(1)) if batch else 1))
-    return max(rows, default=None)
+        rows = c.measured.interval[1] + 1
+        if case.module == "attention":
+            found.append(rows * (attention.group if granularity.packed and attention is not None else 1))
+        else:
+            found.append(rows * int(kind.group(1)))
+    return max(found, default=None)
 
 
 def _installed(framework: str) -> str | None:
@@ -1085,7 +1115,7 @@ def _proven(case: Case, curve: Curve, prepared: backends.Prepared) -> Curve:
     if prepared.proof is None:
         return curve
     seen = prepared.proof()
-    steps = prepared.steps() if prepared.steps is not None else {}
+    host = prepared.host() if prepared.host is not None else {}
     measured = [p.positions for p in curve.points]
     wrong = []
     for n in measured:
@@ -1094,17 +1124,20 @@ def _proven(case: Case, curve: Curve, prepared: backends.Prepared) -> Curve:
             had = f"{seen[n].tokens} over {seen[n].cached}" if n in seen else "nothing that was seen"
             wrong.append(f"N={n}: {had} cached tokens were processed, not {wanted[0]} over {wanted[1]}")
     moe, top_k = case.subject.moe, case.top_k
-    if moe is not None and top_k is not None and case.routing in ROUTINGS:
+    if moe is not None and top_k is not None and (case.routing in ROUTINGS or isinstance(case.routing, Replay)):
         for n in measured:
             expected = active_experts(case.routing, case.batch * n, moe.experts, top_k)
             if curve.active_experts.get(n) != expected:
                 read = curve.active_experts.get(n)
-                wrong.append(f"N={n}: {read} experts were read, {expected:g} are those of {case.routing} routing")
+                wrong.append(
+                    f"N={n}: {read} experts were read, {expected:g} in every layer are those of {case.routing} routing"
+                )
     return replace(
         curve,
         invalid=(*curve.invalid, *wrong[:1]),
         proof={n: (seen[n].tokens, seen[n].cached) for n in measured if n in seen},
-        steps={n: round(steps[n], 1) for n in measured if n in steps},
+        # The step as its forward and what was taken beside it in the same runs: medians of both apart could cross.
+        steps={p.positions: round(p.latency_us + host[p.positions], 1) for p in curve.points if p.positions in host},
     )
 
 

@@ -14,6 +14,7 @@ from pytest_nfp.baselines import BaselineFile, path_of, stored_backends, write
 from pytest_nfp.cases import BYTES_PER_ELEMENT, ROUTINGS, Backend, expand, variants
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.files import FileError, read_yaml
+from pytest_nfp.principle.routing import POWER_LAW
 from pytest_nfp.registry import MODULES
 from pytest_nfp.scale import SUFFIX, tiny
 
@@ -107,7 +108,9 @@ def _unused(file: BaselineFile, gpu: str, backend: Backend) -> tuple[str, list[s
     known = {_without_grid(key) for key in known}
     experts = subject.moe.experts if subject.moe is not None else 0
     return "", [
-        key for key in file.cases if (_without_grid(key) not in known and "trace" not in key) or _top_k(key) > experts
+        key
+        for key in file.cases
+        if (_without_grid(key) not in known and "trace" not in key and POWER_LAW not in key) or _top_k(key) > experts
     ]
 
 

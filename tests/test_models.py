@@ -76,7 +76,7 @@ class Engine:
         return Prepared(
             forward, 1, 10**9, "engine", 1,
             proof=lambda: dict(seen),
-            steps=lambda: {n: 1000.0 * n for n in seen},
+            host=lambda: {n: 1000.0 * n for n in seen},
             own_timer=True,
             active=self.active,
             close=close,
@@ -128,7 +128,8 @@ def test_a_model_that_its_modules_add_up_to_passes_and_its_record_proves_n(engin
     assert "composed of its modules N_max" in verdict.reasons[0]
     record = s.cases[case.id]
     assert record.proof[8] == (8, case.context)
-    assert record.steps[8] == 8000.0
+    # The step is its forward and what was taken beside it: never shorter than the forward.
+    assert record.steps == {n: pytest.approx(us + 1000.0 * n, abs=0.2) for n, us in record.curve}
     assert (record.timer, record.floor_us) == (ENGINE_TIMER, 123.0)
     assert record.composed is not None
     assert (record.composed["steps"], record.composed["error"] < 0.02) == (0, True)

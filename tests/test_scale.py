@@ -64,6 +64,9 @@ def test_a_config_that_was_given_is_scaled_field_by_field(tmp_path: Path) -> Non
     assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (4, 1, 128)
     assert config["vocab_size"] == small.vocabulary
     path.write_text(json.dumps(given | {"layer_types": ["full_attention"] * 32}), encoding="utf-8")
+    alike = hf_config.config_of(Case("cpu", TRANSFORMERS, "model", tiny(catalog.model(str(path))), "fp32"))
+    assert alike["layer_types"] == ["full_attention"] * 4
+    path.write_text(json.dumps(given | {"layer_types": ["full_attention", "sliding_attention"] * 16}), encoding="utf-8")
     with pytest.raises(Unsupported, match="can't be scaled down field by field"):
         hf_config.config_of(Case("cpu", TRANSFORMERS, "model", tiny(catalog.model(str(path))), "fp32"))
 

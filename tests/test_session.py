@@ -13,7 +13,7 @@ import pytest
 from pytest_nfp import backends, baselines, catalog
 from pytest_nfp import session as session_module
 from pytest_nfp.backends import Prepared
-from pytest_nfp.baselines import BaselineFile
+from pytest_nfp.baselines import BaselineFile, CaseBaseline
 from pytest_nfp.cases import Backend, Case, expand
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.devices import Forward
@@ -132,13 +132,26 @@ def test_the_reach_of_a_map_is_where_its_last_measured_boundary_was_decided() ->
     )
     stored = s.baseline(case)
     assert stored is not None
-    assert reach_of(stored, case) is None
+    granularity = s.granularity(case)
+    assert reach_of(stored, case, granularity) is None
     stored[0].cases = {k: c for k, c in stored[0].cases.items() if c.measured is not None}
-    assert reach_of(stored, case) == 768
+    assert reach_of(stored, case, granularity) == 768
     own = next(c for key, c in stored[0].cases.items() if key == "moe-bf16-b1-k8-balanced")
     stored[0].cases["moe-bf16-b8-k8-balanced"] = own
-    assert reach_of(stored, case) == 8 * 768
-    assert reach_of(None, case) is None
+    assert reach_of(stored, case, granularity) == 8 * 768
+    # Another k, another dtype, and what is never measured of them, are of other maps.
+    stored[0].cases["moe-bf16-b1-k2-balanced"] = CaseBaseline(baseline_positions=1)
+    stored[0].cases["moe-bf16-block-b1-k8-balanced"] = CaseBaseline(baseline_positions=1)
+    assert reach_of(stored, case, granularity) == 8 * 768
+    assert reach_of(stored, replace(case, top_k=2), granularity) is None
+    assert reach_of(None, case, granularity) is None
+    packed = Case(
+        "h20", Backend("flashinfer-python", "0.5.3"), "attention", catalog.model("qwen3-8b"), "bf16", context=512
+    )
+    stored[0].cases = {"attention-bf16-b4-L512": own}
+    rows = s.granularity(packed)
+    assert rows.packed
+    assert reach_of(stored, packed, rows) == 4 * 768
 
 
 @pytest.mark.parametrize(
@@ -269,6 +282,16 @@ def test_a_k_above_e_is_refused_where_the_model_was_named() -> None:
     assert ks == {"mixtral-8x7b": {2}, "llada-2.1-mini": {2, 32}}
     assert "mixtral-8x7b" not in {c.subject.name for c in session(**asked, top_k=(32,)).expand("prediction", "moe")}
     assert session(model=("mixtral-8x7b",), **asked, top_k=(512,)).expand("prediction", "dense") == []
+
+
+def test_a_gate_does_not_pass_by_having_no_case() -> None:
+    """Under --nfp-require-device an engine that nothing but its boundary is asked of needs its device; a k that no model has is refused."""
+    asked: dict[str, object] = {"gpu": ("h200",), "backend": ("vllm==0.24.0",)}
+    assert session(**asked).expand("boundary", "model") == []
+    with pytest.raises(UnknownName, match="--nfp-require-device: model by vllm on h200 needs it: "):
+        session(**asked, require_device=True).expand("boundary", "model")
+    with pytest.raises(UnknownName, match="--nfp-top-k=512: no model that is asked for has so many experts"):
+        session(**asked, top_k=(512,)).expand("prediction", "moe")
 
 
 def test_another_k_has_a_map_of_its_own() -> None:

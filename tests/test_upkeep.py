@@ -83,6 +83,7 @@ def test_what_nobody_asks_for_is_stale_or_broken_is_found(tmp_path: Path, monkey
     baselines.write(tmp_path, [(b, file(b)) for b in releases])
     gone = file(subject="no-such-model")
     odd = file(subject="mixtral-8x7b", cases={"moe-bf16-b1-k2-balanced": case(1), "moe-bf16-b1-k77-balanced": case(1)})
+    odd.cases["moe-bf16-b1-k2-power-law-1.2"] = case(1)
     asked = {
         "moe-bf16-b4-k4-balanced": case(1),
         "attention-bf16-b1-L777": case(1),

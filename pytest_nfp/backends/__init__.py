@@ -66,7 +66,7 @@ class Prepared:
     again. check: what is wrong with the result at N positions, empty if nothing; None where there is no reference.
     setting: the tile configuration that the framework's own selector returns at N positions, where it has one.
     active: how many experts a forward of N positions reads. Of a full model, for each N that has run: proof, what was seen to
-    be processed; steps, the median microseconds of the engine's whole step, whose forward alone is T. own_timer: a run
+    be processed; host, the median microseconds that a step of the engine takes beside its forward, which alone is T. own_timer: a run
     returns its own microseconds, those of the forward inside a step. modes: the graph mode of each N that has run; padded: the
     token rows that its graph was made for. process: of an engine in a process of its own, its id and the processor seconds that
     it has used. alone: no second engine can be made in its process. close: ends the engine.
@@ -81,7 +81,7 @@ class Prepared:
     setting: Callable[[int], dict[str, Any]] | None = None
     active: Callable[[int], int] | None = None
     proof: Callable[[], dict[int, Proof]] | None = None
-    steps: Callable[[], dict[int, float]] | None = None
+    host: Callable[[], dict[int, float]] | None = None
     own_timer: bool = False
     modes: Callable[[], dict[int, str]] | None = None
     padded: Callable[[], dict[int, int]] | None = None

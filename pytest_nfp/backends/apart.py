@@ -159,8 +159,8 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     def proof() -> dict[int, Proof]:
         return {int(n): Proof(*seen) for n, seen in _seen(engine, "proof").items()}
 
-    def steps() -> dict[int, float]:
-        return {int(n): us for n, us in _seen(engine, "steps").items()}
+    def host() -> dict[int, float]:
+        return {int(n): us for n, us in _seen(engine, "host").items()}
 
     def at(what: str) -> Callable[[int], Any] | None:
         """A question about an N, where the engine answers it."""
@@ -188,7 +188,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         at("setting"),
         at("active"),
         proof=proof if "proof" in has else None,
-        steps=steps if "steps" in has else None,
+        host=host if "host" in has else None,
         own_timer=True,
         modes=lambda: {int(n): mode for n, mode in _seen(engine, "modes").items()},
         padded=lambda: {int(n): rows for n, rows in _seen(engine, "padded").items()},

@@ -30,6 +30,8 @@ CATALOG_ENGINES = {
 def elsewhere(case: Case) -> str:
     """Which of the installed engines have the architecture of a case's model, as the end of a message; empty where its own has it."""
     name = architecture_of(case)
+    if name == "?":
+        return f"; {case.subject.source} has no field architectures, which names the class that an engine builds"
     have = [engine for engine in REGISTERED if _has(engine, name)]
     if case.backend.framework in have:
         return ""

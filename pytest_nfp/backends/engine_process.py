@@ -55,7 +55,7 @@ class Served:
         self._prepared = prepared
         if not prepared.own_timer:
             self._timed = _clock(case)
-        questions = ("proof", "steps", "check", "setting", "active")
+        questions = ("proof", "host", "check", "setting", "active")
         has = [name for name in questions if getattr(prepared, name) is not None]
         figures = {
             name: getattr(prepared, name) for name in ("bytes_per_forward", "bytes_rotated", "kernel", "turns", "alone")

@@ -49,7 +49,7 @@ def config_of(case: Case) -> dict[str, Any]:
 
 def _for(case: Case, config: dict[str, Any]) -> dict[str, Any]:
     """With the case's k, and not too short for it: dummy weights know no length."""
-    inner = config.get("text_config", config)
+    inner = config.get("text_config") or config
     changed: dict[str, Any] = {}
     name = next((name for name in TOP_K if inner.get(name) is not None), None)
     if case.top_k is not None and case.subject.moe is not None and name is not None:
@@ -60,7 +60,7 @@ def _for(case: Case, config: dict[str, Any]) -> dict[str, Any]:
     needed = (case.context or 0) + most_positions(case) + 1
     if (inner.get("max_position_embeddings") or needed) < needed:
         changed["max_position_embeddings"] = needed
-    if "text_config" in config:
+    if config.get("text_config"):
         changed = {"text_config": inner | changed}
     return config | changed
 
@@ -109,7 +109,8 @@ def _qwen3(model: Model, dtype: str) -> dict[str, Any]:
 def _scaled(config: dict[str, Any], model: Model) -> dict[str, Any]:
     """A given config at the dimensions of its scaled model. Raises Unsupported for one whose fields are not known here."""
     a, moe, dense = model.attention, model.moe, model.dense
-    if a is None or "text_config" in config or "layer_types" in config:
+    kinds = config.get("layer_types") or []
+    if a is None or config.get("text_config") or set(kinds) - {"full_attention"}:
         raise Unsupported(f"{model.name}: this config can't be scaled down field by field: give --nfp-scale=full")
     sizes: dict[str, int | None] = {
         "hidden_size": model.hidden,
@@ -121,6 +122,8 @@ def _scaled(config: dict[str, Any], model: Model) -> dict[str, Any]:
         "intermediate_size": dense.width if dense is not None else None,
     }
     found = config | {name: value for name, value in sizes.items() if value is not None}
+    if kinds:
+        found["layer_types"] = kinds[: model.layers]
     if moe is not None:
         # Layers without experts, and shared ones, are not in a scaled model.
         found |= {
@@ -146,7 +149,7 @@ def make_known(config: dict[str, Any]) -> None:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     except ImportError:
         return  # The engine says what it lacks.
-    if not isinstance(name, str) or name in CONFIG_MAPPING or "text_config" in config:
+    if not isinstance(name, str) or name in CONFIG_MAPPING or config.get("text_config"):
         return  # What holds a language model beside others is read by a class of its own.
 
     class Fields(PretrainedConfig):  # type: ignore[misc]

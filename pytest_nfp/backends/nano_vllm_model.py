@@ -42,7 +42,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         "nano-vllm.Qwen3ForCausalLM",
         1,
         proof=lambda: dict(engine.proofs),
-        steps=lambda: {n: median(us) for n, us in engine.steps.items()},
+        host=lambda: {n: median(us) for n, us in engine.host.items()},
         own_timer=True,
         modes=lambda: dict.fromkeys(engine.proofs, "eager"),
         alone=True,
@@ -88,7 +88,7 @@ class _Engine:
         vocabulary = case.subject.vocabulary or 1024
         self._tokens = [[drawn.randrange(2, vocabulary) for _ in range(longest)] for _ in range(case.batch)]
         self.proofs: dict[int, Proof] = {}
-        self.steps: dict[int, list[float]] = defaultdict(list)
+        self.host: dict[int, list[float]] = defaultdict(list)
         for at in range(0, case.context, PREFIX_CHUNK):
             self._prefill(at, min(PREFIX_CHUNK, case.context - at))
 
@@ -127,11 +127,11 @@ class _Engine:
             finally:
                 self._context.reset_context()
             ended = time.perf_counter_ns()
-            self.steps[positions].append((ended - began) / 1e3)
+            self.host[positions].append((started - began) / 1e3)
             return (ended - started) / 1e3
 
         self.proofs[positions] = self._proof(run, positions)
-        self.steps[positions].clear()
+        self.host[positions].clear()
         return run
 
     def _proof(self, run: Forward, positions: int) -> Proof:

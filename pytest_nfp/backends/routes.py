@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -76,17 +77,31 @@ class Routes:
         """Ids [tokens, k] of the next layer. Made once for a count of tokens: what is timed takes the next one."""
         if tokens not in self._turns:
             each = -(-tokens // self._case.batch)
-            made = [expert_ids(self._case, each, start, self._seed)[:tokens] for start in starts(self._case, each)]
+            made = [self._ids(tokens, each, start) for start in starts(self._case, each)]
             self._turns[tokens] = cycle([ids.to(device, dtype).contiguous() for ids in made])
         return next(self._turns[tokens])
+
+    def _ids(self, tokens: int, each: int, start: int) -> torch.Tensor:
+        """Ids of so many tokens. A trace goes round where it is too short for what is not measured: a prefill, a profiling run."""
+        case = self._case
+        if isinstance(case.routing, Replay) and tokens != self.tokens and (known := len(case.routing.tokens)) < tokens:
+            return expert_ids(replace(case, batch=1), known, start).repeat(-(-tokens // known), 1)[:tokens]
+        return expert_ids(case, each, start, self._seed)[:tokens]
 
     def note(self, ids: torch.Tensor) -> None:
         """What a layer of the forward was given. Counted when it is asked for: here the clock runs."""
         self._read[self.positions].append(ids)
 
     def active(self, positions: int) -> int:
-        """Experts that a layer read in the last forward of so many positions; the most of any layer."""
-        return max((int(ids.unique().numel()) for ids in self._read.get(positions, [])), default=0)
+        """Experts that every layer read in the last forward of so many positions; 0 where not every layer of experts was seen.
+
+        Where layers differ, the one that is off: the fewest of balanced routing, which a collapse makes fewer, else the most.
+        """
+        subject, counts = self._case.subject, [int(ids.unique().numel()) for ids in self._read.get(positions, [])]
+        dense = subject.moe.dense_layers if subject.moe is not None else 0
+        if subject.layers is not None and len(counts) != subject.layers - dense:
+            return 0
+        return (min if self._case.routing == "balanced" else max)(counts, default=0)
 
 
 def expert_banks(case: Case, expert_bytes: int, cache_bytes: int) -> int:

@@ -85,7 +85,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         f"vllm.{engine.architecture}" + (f"[{DRAFTS}]" if case.kernel == DRAFTS else ""),
         1,
         proof=lambda: dict(engine.proofs),
-        steps=lambda: {n: median(us) for n, us in engine.steps.items()},
+        host=lambda: {n: median(us) for n, us in engine.host.items()},
         own_timer=True,
         modes=lambda: {n: mode for n, (mode, _) in engine.graphs.items()},
         padded=lambda: {n: padded for n, (_, padded) in engine.graphs.items() if padded is not None},
@@ -232,7 +232,7 @@ class _Engine:
         )
         self._forwards: list[_Forward] = []
         self.proofs: dict[int, Proof] = {}
-        self.steps: dict[int, list[float]] = defaultdict(list)
+        self.host: dict[int, list[float]] = defaultdict(list)
         self.graphs: dict[int, tuple[str, int | None]] = {}
         self._graph: tuple[str, int | None] | None = None
         self._watch()
@@ -309,7 +309,7 @@ class _Engine:
         self.proofs[positions] = Proof(first.tokens, first.cached)
         if self._graph is not None:
             self.graphs[positions] = self._graph
-        self.steps[positions].append(whole)
+        self.host[positions].append(whole - first.took_us)
         return first.took_us
 
     def close(self) -> None:

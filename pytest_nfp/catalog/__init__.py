@@ -290,7 +290,7 @@ def model_from_config(path: Path) -> Model:
     if not isinstance(config, dict):
         raise FileError(f"{path}:1: a config.json holds an object, this one a {type(config).__name__}")
     # Multimodal configs keep the language model's dimensions one level down.
-    config = config.get("text_config", config)
+    config = config.get("text_config") or config
 
     def first(*names: str) -> int | None:
         for name in names:

@@ -121,7 +121,7 @@ def _nvbench_rows(path: Path, data: Mapping[str, Any]) -> list[Row]:
             if relative is not None and count:
                 row["spread"] = said[tag] * relative * NORMAL_95 / math.sqrt(count)
             rows.append(row)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise FileError(f"{path}: not nvbench's JSON after all: {type(error).__name__}: {error}") from error
     return rows
 

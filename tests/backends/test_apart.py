@@ -53,7 +53,7 @@ def prepare(case, seed, cache_bytes):
         return run
     close = (lambda: os._exit(4)) if case.context == 11 else None
     return Prepared(forward, 1, 10**9, "mine", 1, close=close, proof=lambda: dict(seen), own_timer=True,
-                    steps=lambda: {n: 200.0 for n in seen}, check=lambda n: "" if n != 63 else "wrong", active=lambda n: 2 * n,
+                    host=lambda: {n: 200.0 for n in seen}, check=lambda n: "" if n != 63 else "wrong", active=lambda n: 2 * n,
                     setting=lambda n: {"rows": n}, modes=lambda: {n: "graph" for n in seen})
 """
 HEADS = Attention(heads=2, kv_heads=1, head_dim=64)
@@ -91,14 +91,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def test_an_engine_answers_from_its_own_process() -> None:
-    """Times, proof, steps and graph modes are those of the engine; nothing of it was imported here; a second case of the
+    """Times, proof, host times and graph modes are those of the engine; nothing of it was imported here; a second case of the
     framework is served by the same process, and closing leaves none.
     """
     prepared = backends.prepare(case(), 0, 1)
     assert [prepared.forward(n)() for n in (1, 4, 1)] == [101.0, 104.0, 101.0]
-    assert prepared.proof is not None and prepared.steps is not None and prepared.modes is not None
+    assert prepared.proof is not None and prepared.host is not None and prepared.modes is not None
     assert prepared.proof() == {1: (2, 256), 4: (8, 256)}
-    assert (prepared.steps(), prepared.modes()) == ({1: 200.0, 4: 200.0}, {1: "graph", 4: "graph"})
+    assert (prepared.host(), prepared.modes()) == ({1: 200.0, 4: 200.0}, {1: "graph", 4: "graph"})
     assert prepared.check is not None and prepared.active is not None and prepared.setting is not None
     assert (prepared.check(1), prepared.check(63), prepared.active(4), prepared.setting(4)) == (
         "",

@@ -86,6 +86,15 @@ def test_fields_that_are_null_or_named_otherwise(tmp_path: Path) -> None:
     assert hf_config.architecture_of(of(str(path))) == "?"
 
 
+def test_a_text_config_that_is_null_is_none(tmp_path: Path) -> None:
+    """And a model whose architecture is not named says which field is missing."""
+    given = {"text_config": None, "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(given), encoding="utf-8")
+    assert hf_config.config_of(of(str(path))) == given
+    assert "has no field architectures" in architectures.elsewhere(of(str(path)))
+
+
 def test_few_experts_a_token_need_room_for_more_positions() -> None:
     """A sweep from N0 = E/k goes sixteen times as far: cache and length are made for it."""
     few = of("llada-2.1-mini", context=32768, top_k=2, routing="balanced")

@@ -32,6 +32,9 @@ def test_a_server_is_given_what_its_release_knows() -> None:
     given = sglang_model.server_arguments(known, CASE, "folder", 0)
     assert set(given) == known
     assert given["max_total_tokens"] >= 2 * (300 + MAX_POSITIONS)
+    assert sglang_model.server_arguments({"attention_backend"}, CASE, "folder", 0) == {
+        "attention_backend": "flashinfer"
+    }
     assert (given["disable_cuda_graph"], given["dtype"], given["device"]) == (True, "bfloat16", "cuda")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_nfp.files import FileError
@@ -170,6 +170,8 @@ JSON = st.recursive(
 
 
 @given(JSON)
+@example({"benchmarks": [{"states": "0"}]})
+@example({"benchmarks": "0"})
 def test_any_json_is_a_curve_or_a_reason(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     """Never another error."""
     path = tmp_path_factory.mktemp("any") / "x.json"

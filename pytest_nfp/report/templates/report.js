@@ -44,9 +44,10 @@
     });
     const ranks = {};  // Of each value of a column, its place in their order.
     const state = { query: [], chosen: {}, by: null, down: false, shown: PAGE, rows: [] };
-    const shown = ["outcome", "changed", "kind", ...data.numbers.map(([name]) => name)];
+    const facets = data.facets.map(([name]) => name).filter((name) => !["outcome", "changed", "kind"].includes(name) && columns[name][0].length > 1);
+    const shown = ["outcome", "changed", "kind", ...facets, ...data.numbers.map(([name]) => name)];
     const names = Object.fromEntries([...data.facets, ...data.numbers, ["id", "Case"]]);
-    const numeric = new Set(["n_idle", "n_max", "first_exit"]);
+    const numeric = new Set(["batch", "context", "top_k", "n_idle", "n_max", "first_exit"]);
 
     // Filters: one choice a column that has more than one value, and words that must all occur.
     const search = el("input", { type: "search", id: "query", autocomplete: "off", size: 28 });
@@ -210,6 +211,14 @@
       const header = el("tr", {}, el("th", { scope: "row" }, "N")), line = el("tr", {}, el("th", { scope: "row" }, "T(N) us"));
       const rows = [header, line];
       for (const [n, us] of c.curve) { header.append(el("th", { scope: "col", class: "n" }, String(n))); line.append(el("td", { class: "n" }, String(us))); }
+      const beside = (title, of) => {
+        const more = el("tr", {}, el("th", { scope: "row" }, title));
+        for (const [n, us] of c.curve) more.append(el("td", { class: "n" }, of(n, us)));
+        rows.push(more);
+      };
+      if (c.steps) beside("beside the forward us", (n, us) => c.steps[n] === undefined ? "" : (c.steps[n] - us).toFixed(1));
+      // Below N0 fewer experts are read: the floor is another.
+      if (c.floor_us) beside("of the byte floor", (n, us) => n < c.baseline_positions ? "" : `${(us / c.floor_us).toFixed(1)}x`);
       for (const [name, title] of [["steps", "step us"], ["active_experts", "experts read"], ["modes", "graph"], ["padded", "padded to"], ["settings", "setting"]]) {
         if (!c[name]) continue;
         const more = el("tr", {}, el("th", { scope: "row" }, title));

@@ -288,9 +288,10 @@ class _Engine:
             seen = ob.ForwardBatch.init_new(batch.get_model_worker_batch(), self._runner)
         else:
             make = ob.ForwardBatch.init_new
-            asked = "return_hidden_states_before_norm"  # by 0.5.16 and newer
-            more = {asked: False} if asked in inspect.signature(make).parameters else {}
-            seen = make(batch, self._runner, **more)
+            if "return_hidden_states_before_norm" in inspect.signature(make).parameters:  # 0.5.16
+                seen = make(batch, self._runner, return_hidden_states_before_norm=False)
+            else:
+                seen = make(batch, self._runner)
         self._synchronise()
         began = time.perf_counter_ns()
         with torch.no_grad():

@@ -3,7 +3,8 @@
 extend: the prefix and N fresh tokens, whose last one alone has logits, as in a chunked prefill. drafts: one token and N - 1 drafts
 to verify, all of them with logits, as in speculative decoding. T is the time of the model runner's forward; the engine's step,
 with its scheduler and output, is kept beside it. The scheduler's own counts are the proof of N. On a CPU run with 0.27 to 0.32,
-eagerly; on a GPU, with piecewise graphs (full ones match one query length alone, so that a curve would mix modes), not run yet.
+eagerly; on a GPU not run yet: with piecewise graphs (full ones match one query length alone, so that a curve would mix modes), and eagerly
+where the routing of experts is set.
 """
 
 from __future__ import annotations
@@ -124,12 +125,14 @@ def _speculation(case: Case) -> dict[str, Any]:
 
 
 def _graphs(case: Case) -> dict[str, Any]:
-    """One graph mode for every N, where this release lets it be chosen: piecewise was its default before it did."""
-    if case.gpu == "cpu":
+    """One graph mode for every N: piecewise, which was the default before 0.11 let it be chosen; eager with experts, whose choice a
+    graph would keep as it was when it was captured.
+    """
+    if case.gpu == "cpu" or case.subject.moe is not None:
         return {"enforce_eager": True}
-    if Version(case.backend.release) < Version("0.11"):
-        return {}
     sizes = capture_sizes(case.batch, most_positions(case))
+    if Version(case.backend.release) < Version("0.11"):
+        return {"compilation_config": {"cudagraph_capture_sizes": sizes}}
     return {"compilation_config": {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": sizes}}
 
 
@@ -336,7 +339,8 @@ class _Strategy(Routes):
 
 
 def _register(case: Case, seed: int) -> _Strategy:
-    """Raises Unsupported where this vLLM has no routing simulator."""
+    """The strategy that gives the case's experts: in the routing simulator, or before 0.10.2 in the layer's own choice."""
+    found = _Strategy(case, seed)
     try:
         from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import RoutingSimulator
     except ModuleNotFoundError as missing:
@@ -344,15 +348,23 @@ def _register(case: Case, seed: int) -> _Strategy:
             raise
         try:
             from vllm.model_executor.layers.fused_moe.routing_simulator import RoutingSimulator
-        except ModuleNotFoundError as error:
-            raise Unsupported(
-                "this vLLM has no routing simulator, so routing can't be set: 0.10.2 is the first"
-            ) from error
-    found = _Strategy(case, seed)
+        except ModuleNotFoundError:
+            _install_in_layer(found)
+            return found
     RoutingSimulator.register_strategy(STRATEGY, found)
     if case.gpu == "cpu":
         _install_in_cpu_kernels(found)
     return found
+
+
+def _install_in_layer(strategy: _Strategy) -> None:
+    """Replace the layer's own choice of experts, which every kernel asked up to 0.10.1. Raises Unsupported where it is not there."""
+    from vllm.model_executor.layers.fused_moe.layer import FusedMoE
+
+    own = getattr(FusedMoE, "select_experts", None)
+    if own is None:
+        raise Unsupported("this vLLM chooses experts elsewhere, so routing can't be set")
+    FusedMoE.select_experts = staticmethod(_chosen(getattr(own, "nfp_own", own), strategy))
 
 
 def _install_in_cpu_kernels(strategy: _Strategy) -> None:

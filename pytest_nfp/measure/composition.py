@@ -103,6 +103,9 @@ def measure(
     limiting = max(times, key=lambda name: times[name][after] - times[name][base])
     of_model = curve.boundary(tolerance)
     measured = of_model.n_max_interval if of_model is not None else (base, None)
+    if composed.n_max_interval[1] is None and measured[0] > grid[-1]:
+        # A sum that ends within the tolerance before the model's boundary is no sum that agrees with it.
+        raise NotComposed(f"its parts are known to N={grid[-1]} alone, and the model's N_max is {measured[0]} or more")
     error = median(abs(p.latency_us / own[p.positions].latency_us - 1) for p in points)
     return Composition(
         times, rest, points, composed, steps_apart(composed.n_max_interval, measured, grid), error, limiting

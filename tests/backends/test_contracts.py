@@ -37,6 +37,7 @@ WRAPPER = "BatchPrefillWithPagedKVCacheWrapper"
 DECODE = "BatchDecodeWithPagedKVCacheWrapper"
 MLA = "BatchMLAPagedAttentionWrapper"
 FA_UTILS = r"vllm/(v1/attention/backends|attention/utils)/fa_utils\.py$"
+BEFORE_NORM = "return_hidden_states_before_norm"
 CALLS = [
     Call("vllm", VLLM_MOE, "fused_experts", 5),
     Call("vllm", VLLM_MOE, "try_get_optimal_moe_config", 5),
@@ -56,7 +57,37 @@ CALLS = [
         ),
     ),
     Call("vllm", FA_UTILS, "get_flash_attn_version"),
+    Call("vllm", r"vllm/model_executor/layers/fused_moe/layer\.py$", "FusedMoE.select_experts", 4, until="0.10.2"),
+    Call("vllm", r"vllm/v1/worker/gpu_model_runner\.py$", "GPUModelRunner.execute_model", 1),
+    Call("vllm", r"vllm/v1/worker/gpu_model_runner\.py$", "GPUModelRunner._model_forward", since="0.11.1"),
+    Call("vllm", r"vllm/forward_context\.py$", "get_forward_context"),
     Call("sglang", SGLANG_MOE, "fused_experts", 5),
+    Call(
+        "sglang",
+        r"srt/managers/schedule_batch\.py$",
+        "ScheduleBatch.init_new",
+        0,
+        (
+            "reqs",
+            "req_to_token_pool",
+            "token_to_kv_pool_allocator",
+            "tree_cache",
+            "model_config",
+            "enable_overlap",
+            "spec_algorithm",
+        ),
+    ),
+    Call("sglang", r"srt/managers/schedule_batch\.py$", "ScheduleBatch.prepare_for_extend"),
+    Call("sglang", r"srt/model_executor/forward_batch_info\.py$", "ForwardBatch.init_new", 2, until="0.5.16"),
+    Call(
+        "sglang",
+        r"srt/model_executor/forward_batch_info\.py$",
+        "ForwardBatch.init_new",
+        2,
+        (BEFORE_NORM,),
+        since="0.5.16",
+    ),
+    Call("sglang", r"srt/layers/moe/topk\.py$", "select_experts", 3),
     Call(
         "sglang",
         r"fused_moe_triton/fused_moe_triton_config\.py$|triton_utils/fused_moe_triton_config\.py$",
@@ -189,8 +220,8 @@ def test_the_backends_are_the_calls() -> None:
     """Each backend's source names what its contract names: a call that is changed here alone is noticed."""
     folder = Path(__file__).parents[2] / "pytest_nfp" / "backends"
     sources = {
-        "vllm": "vllm_moe.py vllm_attention.py",
-        "sglang": "sglang_moe.py",
+        "vllm": "vllm_moe.py vllm_attention.py vllm_model.py",
+        "sglang": "sglang_moe.py sglang_model.py",
         "flash-attn": "flash_attn.py",
         "flashinfer-python": "flashinfer.py",
     }

@@ -77,6 +77,25 @@ def test_what_grows_between_the_modules_shows_as_a_difference(machine: Simulated
     assert found.error > 0.2
 
 
+def test_a_sum_that_ends_before_the_models_boundary_agrees_with_nothing(
+    monkeypatch: pytest.MonkeyPatch, machine: Simulated
+) -> None:
+    """Parts that take four positions at most, all within the tolerance; the model's own N_max is further out."""
+
+    def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+        def forward(n: int) -> Callable[[], object]:
+            if n > 4:
+                raise Unsupported("the KV cache was made for 4 new positions")
+            return lambda: 10.0
+
+        return Prepared(forward, 1, 100, "k", 1)
+
+    monkeypatch.setattr("pytest_nfp.measure.composition.prepare", prepare)
+    curve = sweep(lambda n: lambda: 1000.0, GRID, machine.device(), CALIBRATION)
+    with pytest.raises(composition.NotComposed, match="its parts are known to N=4 alone, and the model's N_max is"):
+        composition.measure(DENSE, curve, machine.device(), 0.2, 0, lambda text: None)
+
+
 def test_the_part_that_grows_most_limits(machine: Simulated) -> None:
     """At the step of 16 positions attention, here in hundreds of layers."""
     many = replace(

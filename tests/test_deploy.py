@@ -158,6 +158,23 @@ def test_recorded_modules_are_said_to_be_recorded(capsys: pytest.CaptureFixture[
     assert "no recording for h20" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200", "l40s"])
+@pytest.mark.parametrize(
+    ("model", "part"), [("qwen3-8b", "ffn down"), ("llada-2.1-mini", "experts"), ("mixtral-8x7b", "experts")]
+)
+def test_a_recorded_grid_says_of_each_cell_what_was_recorded(
+    capsys: pytest.CaptureFixture[str], gpu: str, model: str, part: str
+) -> None:
+    """On every GPU with tables of one vLLM release: a part whose shape has a table is recorded, and the cell's kind says composed."""
+    asked = ["--gpu", gpu, "--backend", "vllm==0.24.0", "--model", model, "--batch", "1", "--context", "512"]
+    assert main(["table", *asked, "--recorded", "--json"]) == 0
+    a = json.loads(capsys.readouterr().out)
+    (cell,) = a["cells"]
+    assert a["kind"] == cell["kind"] == "composed of recorded and predicted modules"
+    assert cell["basis"][part].startswith("recorded (aiconfigurator-core")
+    assert cell["n_max_interval"][0] <= cell["n_max"] <= cell["n_max_interval"][1]
+
+
 def test_the_tables_are_printed_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     """The lookup, and the view over generations."""
     assert main(["table", "--gpu", "a800"]) == 0

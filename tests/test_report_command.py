@@ -33,6 +33,12 @@ def test_records_of_several_machines_become_one_page(tmp_path: Path, capsys: pyt
     assert {p.name for p in (tmp_path / "all").iterdir()} == {"index.html", "summary.md", "junit.xml"}
     assert main(["report", paths[0], "--against", paths[2], "-o", str(tmp_path / "upgrade")]) == 0
     assert "N\\_max 256 to 32" in (tmp_path / "upgrade" / "summary.md").read_text(encoding="utf-8")
+    earlier = [f"--against={p}" for p in (paths[2], paths[1])]
+    assert main(["report", paths[0], paths[1], *earlier, "-o", str(tmp_path / "both")]) == 0
+    both = (tmp_path / "both" / "summary.md").read_text(encoding="utf-8")
+    assert "N\\_max 256 to 32" in both
+    assert "new to" not in both
+    assert "h200: a machine; cpu: a machine" in (tmp_path / "both" / "index.html").read_text(encoding="utf-8")
 
 
 def test_a_run_that_was_killed_is_rendered_as_partial(pytester: Pytester, capsys: pytest.CaptureFixture[str]) -> None:

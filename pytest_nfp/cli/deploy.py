@@ -306,6 +306,8 @@ def _grid(given: argparse.Namespace) -> int:
                     "n_max": predicted.n_max,
                     "n_max_interval": list(predicted.boundary.n_max_interval),
                     "limiting": predicted.limiting,
+                    "kind": _kind(composed),
+                    "basis": composed.basis,
                 }
             )
     if given.json:

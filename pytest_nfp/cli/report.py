@@ -30,7 +30,8 @@ def add(commands: Any) -> None:
         "--against",
         type=Path,
         metavar="OLD",
-        help="an earlier record: its cases stand beside these, in place of the baselines",
+        action="append",
+        help="an earlier record, or one a GPU (give it again): its cases stand beside these, in place of the baselines",
     )
     p.add_argument("--schema", action="store_true", help="print the JSON Schema of record.json and end")
     p.add_argument("--history", action="store_true", help="N_max over the releases that the records have")
@@ -49,7 +50,7 @@ def run(given: argparse.Namespace) -> int:
     if not given.records or given.output is None:
         raise FileError("give at least one record and -o DIR")
     runs = [record for path in given.records for record in _records(path)]
-    against = _records(given.against)[0] if given.against is not None else None
+    against = _together([record for path in given.against for record in _records(path)]) if given.against else None
     try:
         written = write_page(given.output, runs, against, given.history)
     except OSError as error:
@@ -60,6 +61,27 @@ def run(given: argparse.Namespace) -> int:
     cases = sum(len(r.cases) for r in runs)
     print(f"{written[0]}: {cases} cases of {len(runs)} record{'s' if len(runs) > 1 else ''}")
     return 0
+
+
+def _together(olds: list[Any]) -> Any:
+    """Earlier records as one, that cases of every GPU find their like in it; what is said of machines is said of each."""
+    if len(olds) == 1:
+        return olds[0]
+    gpus = list(dict.fromkeys(r.gpu for r in olds))
+    machine = {
+        "title": "; ".join(f"{r.gpu}: {r.machine.get('title', '')}" for r in olds),
+        "identity": {f"{r.gpu} {k}": v for r in olds for k, v in r.machine.get("identity", {}).items()},
+    }
+    return olds[0].model_copy(
+        update={
+            "gpu": ", ".join(gpus),
+            "started": min(r.started for r in olds),
+            "tool": ", ".join(dict.fromkeys(r.tool for r in olds)),
+            "partial": any(r.partial for r in olds),
+            "machine": machine,
+            "cases": [c for r in olds for c in r.cases],
+        }
+    )
 
 
 def _records(path: Path) -> list[Any]:

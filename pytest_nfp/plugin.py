@@ -123,11 +123,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from pytest_nfp.session import FileError, UnknownName
 
     try:
-        cases = _session(metafunc.config).expand(**_marker_arguments(marker))
+        session, asked = _session(metafunc.config), _marker_arguments(marker)
+        cases = session.expand(**asked)
     except (UnknownName, FileError) as error:
         raise pytest.UsageError(f"pytest-nfp: {error}") from error
     if not cases:
-        nothing = pytest.mark.skip(reason=f"no case for {_words(marker)} with the GPU and backend that were asked for")
+        nothing = pytest.mark.skip(reason=session.why_nothing(**asked))
         metafunc.parametrize("case", [pytest.param(None, id="none", marks=nothing)])
         return
     metafunc.parametrize("case", cases, ids=[c.id for c in cases])
@@ -156,10 +157,6 @@ def _marker_arguments(marker: pytest.Mark) -> dict[str, Any]:
                 f"pytest-nfp: @pytest.mark.nfp needs {name}= one of {', '.join(values)}, got {given.get(name)!r}"
             )
     return given
-
-
-def _words(marker: pytest.Mark) -> str:
-    return ", ".join([*map(str, marker.args), *(f"{k}={v}" for k, v in marker.kwargs.items())])
 
 
 class Nfp:

@@ -267,7 +267,7 @@ class Session:
                         if question == "boundary" and self._measuring(gpu) is not None:
                             found += variants(case)
         if not found:
-            self._refuse_nothing(question, module)
+            self._refuse_nothing(question, module, models)
         keep = [c for c in dict.fromkeys(found) if routing is None or c.routing in routing]
         if question == "granularity":
             # The rule does not look at batch, context or routing: one case asks for each map.
@@ -276,23 +276,44 @@ class Session:
             ]
         return keep
 
-    def _refuse_nothing(self, question: Question, module: Module) -> None:
+    def _refuse_nothing(self, question: Question, module: Module, models: Sequence[str] | None) -> None:
         """Raise UnknownName where there is no case because of a k that no model has, or of a device that is asked for and not here."""
-        if self.settings.top_k and module in ("moe", "model") and not self._has_a_model(min(self.settings.top_k)):
-            raise UnknownName(f"--nfp-top-k={min(self.settings.top_k)}: no model that is asked for has so many experts")
-        if question != "boundary" or not self.settings.require_device:
-            return
+        if self.settings.top_k and module in ("moe", "model"):
+            experts = [m.moe.experts for m in self._named(models) or catalog.models() if m.moe is not None]
+            if experts and max(experts) < (least := min(self.settings.top_k)):
+                raise UnknownName(f"--nfp-top-k={least}: no model that is asked for has so many experts")
+        if self.settings.require_device and (absent := self._absent(question, module)):
+            raise UnknownName(f"--nfp-require-device: {absent}")
+
+    def _named(self, models: Sequence[str] | None) -> list[Model]:
+        return [catalog.model(n) for n in models or self.settings.model]
+
+    def _absent(self, question: Question, module: Module) -> str:
+        """The engines of which nothing but a boundary is asked, and the device that is not here for it; empty where there are none."""
         asked = {parse_backend(text).framework for text in self.settings.backend}
-        for gpu in self.gpus():
+        for gpu in self.gpus() if question == "boundary" else ():
             engines = [f for f in frameworks(module, gpu) if (f, module) in NO_RULE and (not asked or f in asked)]
             if gpu != "cpu" and engines and self._measuring(gpu) is None:
                 reason = self.device(gpu)[1] or f"--nfp-measure={self.settings.measure}"
-                raise UnknownName(f"--nfp-require-device: {module} by {', '.join(engines)} on {gpu} needs it: {reason}")
+                return f"{module} by {', '.join(engines)} on {gpu} is measured alone: {reason}"
+        return ""
 
-    def _has_a_model(self, top_k: int) -> bool:
-        """Whether a model that is asked for, or any of the catalog where none is, has so many experts."""
-        named = [catalog.model(n) for n in self.settings.model] or catalog.models()
-        return any(m.moe is not None and m.moe.experts >= top_k for m in named)
+    def why_nothing(
+        self,
+        question: Question,
+        module: Module,
+        models: Sequence[str] | None = None,
+        routing: Sequence[str] | None = None,
+    ) -> str:
+        """Why `expand` found no case, for who reads a skipped test."""
+        latent = [m.name for m in self._named(models) if m.attention is not None and m.attention.value_dim is not None]
+        if module == "model" and latent:
+            return f"{', '.join(latent)}: no whole model with MLA is run or composed here; its modules have suites"
+        if absent := self._absent(question, module):
+            return absent
+        words = ", ".join(f"{k}={v}" for k, v in {"models": models, "routing": routing}.items() if v)
+        asked = f"module={module}, question={question}" + (f", {words}" if words else "")
+        return f"no case for {asked} with the GPU, backend and model that were asked for"
 
     def _as_recorded(self, case: Case) -> list[Case]:
         """A dense FFN as its single GEMMs where recordings will answer: they hold GEMMs, not FFNs."""

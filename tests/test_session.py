@@ -288,10 +288,22 @@ def test_a_gate_does_not_pass_by_having_no_case() -> None:
     """Under --nfp-require-device an engine that nothing but its boundary is asked of needs its device; a k that no model has is refused."""
     asked: dict[str, object] = {"gpu": ("h200",), "backend": ("vllm==0.24.0",)}
     assert session(**asked).expand("boundary", "model") == []
-    with pytest.raises(UnknownName, match="--nfp-require-device: model by vllm on h200 needs it: "):
+    with pytest.raises(UnknownName, match="--nfp-require-device: model by vllm on h200 is measured alone: "):
         session(**asked, require_device=True).expand("boundary", "model")
     with pytest.raises(UnknownName, match="--nfp-top-k=512: no model that is asked for has so many experts"):
         session(**asked, top_k=(512,)).expand("prediction", "moe")
+    # A dense model has no k to be wrong about, and other suites of the same run have cases for it.
+    assert session(**asked, top_k=(2,), model=("qwen3-8b",)).expand("prediction", "moe") == []
+
+
+def test_a_skipped_test_says_why_there_is_no_case() -> None:
+    """The device that is not here, MLA, else what was asked."""
+    asked: dict[str, object] = {"gpu": ("h200",), "backend": ("vllm==0.24.0",)}
+    assert session(**asked).why_nothing("boundary", "model").startswith("model by vllm on h200 is measured alone: ")
+    mla = session(**asked, model=("deepseek-v3",)).why_nothing("boundary", "model")
+    assert mla.startswith("deepseek-v3: no whole model with MLA")
+    other = session(**asked, model=("qwen3-8b",)).why_nothing("granularity", "moe", routing=("skewed",))
+    assert other.startswith("no case for module=moe, question=granularity, routing=('skewed',) with")
 
 
 def test_another_k_has_a_map_of_its_own() -> None:

@@ -16,6 +16,8 @@ from pytest_nfp.report.changes import Pair, View, coverage, headline
 
 FIGURES = 6
 """Cases whose charts stand in the page without its script: those that matter most."""
+FEW = 20
+"""Of so many cases all charts stand there: a second to draw, and a page that is complete on paper."""
 LISTED = 100
 """Cases that the page lists without its script, and on paper."""
 URGENT = ("FAIL", "INVALID", "UNDECIDED", "UNSUPPORTED", "SKIPPED", "PASS")
@@ -65,7 +67,7 @@ def render(view: View, with_history: bool = False) -> str:
             tolerances=" or ".join(f"{100 * t:g}%" for t in sorted({r.tolerance for r in runs})),
             reasons=reasons(found),
             listed=first[:LISTED],
-            figures=list(islice(drawn, FIGURES)),
+            figures=list(islice(drawn, FIGURES if len(found) > FEW else FEW)),
             against=view.against,
             history=told,
             history_svg=history.figures(told),

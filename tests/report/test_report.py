@@ -18,7 +18,7 @@ from pytest_nfp.report.html import render
 from pytest_nfp.report.terminal import summary_lines
 from tests.conftest import PROJECT
 
-from .made import BASELINE, GRANULARITY, case, record
+from .made import BASELINE, FINE, GRANULARITY, case, record
 
 
 class Cells(HTMLParser):
@@ -120,6 +120,15 @@ def test_the_chart_marks_the_limit_n_max_and_both_predictions() -> None:
     drawn = "".join(re.findall(r"<svg.*?</svg>", static, re.S))
     colours = {c for _, c in re.findall(r'(fill|stroke)="([^"]+)"', drawn)} - {"none", "transparent", "currentColor"}
     assert all(c.startswith("var(--") for c in colours), colours
+
+
+def test_a_report_of_few_cases_is_complete_without_its_script() -> None:
+    """All charts of twenty cases, those of six of more: a curve and a map each."""
+    for count, drawn in ((20, 20), (21, 6)):
+        cases = [case(f"a{i}", id=f"a{i}", curve=FINE, granularity=GRANULARITY) for i in range(count)]
+        text = render(view_of([record(*cases)]))
+        static = text[text.index('class="static"') : text.index('id="runs"')]
+        assert (static.count("<figure>"), static.count("<svg")) == (drawn, 2 * drawn)
 
 
 def test_a_folder_has_a_report_a_gpu_and_one_over_all(tmp_path: Path) -> None:

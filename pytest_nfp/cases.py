@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_nfp import catalog, registry
 from pytest_nfp.catalog import Model, UnknownName
@@ -141,6 +142,21 @@ class Case:
         return self.baseline_positions
 
 
+_KEY = re.compile(
+    r"(?P<module>dense|moe|attention|model)-(?P<dtype>[a-z0-9]+(?:-block)?)(?:-(?P<variant>.*?))??-b(?P<batch>\d+)"
+    r"(?:-L(?P<context>\d+))?(?:-k(?P<top_k>\d+))?(?:-(?P<routing>.+))?"
+)
+
+
+def read_key(key: str) -> dict[str, Any] | None:
+    """What a case's key says, by name (variant: kernel and GEMM); None for one that says nothing, such as a user's own curve."""
+    found = _KEY.fullmatch(key)
+    if found is None:
+        return None
+    numbers = ("batch", "context", "top_k")
+    return {name: int(text) if text and name in numbers else text for name, text in found.groupdict().items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """Batches, contexts and k that take the place of a subject's own, where any are given."""
@@ -151,7 +167,7 @@ class Grid:
 
 
 def _is_mla(module: Module, subject: Model) -> bool:
-    return module == "attention" and subject.attention is not None and subject.attention.value_dim is not None
+    return module == "attention" and subject.is_latent
 
 
 def variants(case: Case) -> list[Case]:

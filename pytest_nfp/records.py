@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
+from pytest_nfp.cases import read_key
 from pytest_nfp.files import FileError, write_atomically
 from pytest_nfp.verdict import Outcome, worst
 
@@ -293,19 +293,13 @@ def read(path: Path) -> Record:
         raise FileError(f"{path}: {'.'.join(str(p) for p in e['loc']) or 'file'}: {e['msg']}") from error
 
 
-_WORKLOAD = re.compile(
-    r"(?:dense|moe|attention|model)-(?P<dtype>fp8-block|[a-z0-9]+)(?:-.*?)??-b(?P<batch>\d+)(?:-L(?P<context>\d+))?"
-    r"(?:-k(?P<top_k>\d+))?(?:-(?P<routing>.+))?"
-)
-
-
 def _migrated(data: dict[str, Any]) -> dict[str, Any]:
     """A record of schema 1: what its cases' workloads say together is said apart."""
     cases = data.get("cases")
     for case in cases if isinstance(cases, list) else []:
-        found = _WORKLOAD.fullmatch(str(case.get("workload", ""))) if isinstance(case, dict) else None
-        for name, text in (found.groupdict() if found else {}).items():
-            case[name] = int(text) if text is not None and name in ("batch", "context", "top_k") else text
+        found = read_key(str(case.get("workload", ""))) if isinstance(case, dict) else None
+        if found is not None:
+            case |= {name: found[name] for name in ("dtype", "batch", "context", "top_k", "routing")}
     return {**data, "schema": SCHEMA}
 
 

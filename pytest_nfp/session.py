@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from pytest_nfp.cases import (
     expand,
     frameworks,
     parse_backend,
+    read_key,
     variants,
 )
 from pytest_nfp.catalog import Model, UnknownName
@@ -247,6 +247,7 @@ class Session:
         Granularity needs a tile rule; a CPU's prediction is calibrated on the machine, so its boundary alone is asked.
         """
         found: list[Case] = []
+        left_out = False
         routings = self.routings()
         for gpu in self.gpus():
             if (gpu == "cpu" and question != "boundary") or (question == "granularity" and module == "dense"):
@@ -260,14 +261,18 @@ class Session:
                 for subject in subjects:
                     grid = self._grid(module, subject, bool(models or self.settings.model))
                     if grid is None:
+                        left_out = True
                         continue
                     for case in expand(gpu, backend, module, subject, routings, self.settings.dtype, grid):
                         _check_trace(case)
                         found += self._as_recorded(case)
                         if question == "boundary" and self._measuring(gpu) is not None:
                             found += variants(case)
-        if not found:
-            self._refuse_nothing(question, module, models)
+        if not found and left_out:
+            least = min(self.settings.top_k)
+            raise UnknownName(f"--nfp-top-k={least}: no model that is asked for has so many experts")
+        if not found and self.settings.require_device and (absent := self._absent(question, module)):
+            raise UnknownName(f"--nfp-require-device: {absent}")
         keep = [c for c in dict.fromkeys(found) if routing is None or c.routing in routing]
         if question == "granularity":
             # The rule does not look at batch, context or routing: one case asks for each map.
@@ -275,18 +280,6 @@ class Session:
                 ::-1
             ]
         return keep
-
-    def _refuse_nothing(self, question: Question, module: Module, models: Sequence[str] | None) -> None:
-        """Raise UnknownName where there is no case because of a k that no model has, or of a device that is asked for and not here."""
-        if self.settings.top_k and module in ("moe", "model"):
-            experts = [m.moe.experts for m in self._named(models) or catalog.models() if m.moe is not None]
-            if experts and max(experts) < (least := min(self.settings.top_k)):
-                raise UnknownName(f"--nfp-top-k={least}: no model that is asked for has so many experts")
-        if self.settings.require_device and (absent := self._absent(question, module)):
-            raise UnknownName(f"--nfp-require-device: {absent}")
-
-    def _named(self, models: Sequence[str] | None) -> list[Model]:
-        return [catalog.model(n) for n in models or self.settings.model]
 
     def _absent(self, question: Question, module: Module) -> str:
         """The engines of which nothing but a boundary is asked, and the device that is not here for it; empty where there are none."""
@@ -306,7 +299,7 @@ class Session:
         routing: Sequence[str] | None = None,
     ) -> str:
         """Why `expand` found no case, for who reads a skipped test."""
-        latent = [m.name for m in self._named(models) if m.attention is not None and m.attention.value_dim is not None]
+        latent = [m.name for m in map(catalog.model, models or self.settings.model) if m.is_latent]
         if module == "model" and latent:
             return f"{', '.join(latent)}: no whole model with MLA is run or composed here; its modules have suites"
         if absent := self._absent(question, module):
@@ -1047,10 +1040,8 @@ def reach_of(stored: tuple[BaselineFile, str, bool] | None, case: Case, granular
         return None
     attention, found = case.subject.attention, []
     for key, c in stored[0].cases.items():
-        kind = re.fullmatch(
-            rf"{case.module}-{re.escape(case.dtype)}(?:-(?!block-).+?)??-b(\d+)(?:-L\d+)?(?:-k(\d+))?(?:-.+)?", key
-        )
-        if kind is None or (kind.group(2) is not None and int(kind.group(2)) != case.top_k):
+        said = read_key(key)
+        if said is None or (said["module"], said["dtype"], said["top_k"]) != (case.module, case.dtype, case.top_k):
             continue
         if c.measured is None or c.measured.interval[1] is None:
             return None
@@ -1058,7 +1049,7 @@ def reach_of(stored: tuple[BaselineFile, str, bool] | None, case: Case, granular
         if case.module == "attention":
             found.append(rows * (attention.group if granularity.packed and attention is not None else 1))
         else:
-            found.append(rows * int(kind.group(1)))
+            found.append(rows * said["batch"])
     return max(found, default=None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from pytest_nfp import catalog
 from pytest_nfp.baselines import BaselineFile, path_of, stored_backends, write
-from pytest_nfp.cases import BYTES_PER_ELEMENT, ROUTINGS, Backend, expand, variants
+from pytest_nfp.cases import BYTES_PER_ELEMENT, ROUTINGS, Backend, expand, read_key, variants
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.files import FileError, read_yaml
 from pytest_nfp.principle.routing import POWER_LAW
@@ -105,24 +104,20 @@ def _unused(file: BaselineFile, gpu: str, backend: Backend) -> tuple[str, list[s
                 single = [replace(case, gemm=shape) for shape in case.gemms] if module == "dense" else []
                 known |= {c.key for c in (case, *variants(case), *single)}
     # A replayed trace is named by its file, and batch, context and k may be an option's: only a run can tell.
-    known = {_without_grid(key) for key in known}
+    asked = {_without_grid(key) for key in known}
     experts = subject.moe.experts if subject.moe is not None else 0
     return "", [
         key
         for key in file.cases
-        if (_without_grid(key) not in known and "trace" not in key and POWER_LAW not in key) or _top_k(key) > experts
+        if (_without_grid(key) not in asked and "trace" not in key and POWER_LAW not in key)
+        or ((read_key(key) or {}).get("top_k") or 0) > experts
     ]
 
 
-def _top_k(key: str) -> int:
-    """The k in a case's key; 0 where there is none."""
-    found = re.search(r"-k(\d+)(?=-|$)", key)
-    return int(found.group(1)) if found else 0
-
-
-def _without_grid(key: str) -> str:
-    """A case's key without its b, L and k."""
-    return re.sub(r"-[bLk]\d+(?=-|$)", "", key)
+def _without_grid(key: str) -> object:
+    """What a case's key says besides b, L and k."""
+    said = read_key(key)
+    return key if said is None else (said["module"], said["dtype"], said["variant"], said["routing"])
 
 
 def prune(found: Stored) -> bool:

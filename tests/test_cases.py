@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_nfp import catalog
-from pytest_nfp.cases import Backend, Case, expand, parse_backend
+from pytest_nfp.cases import BYTES_PER_ELEMENT, Backend, Case, expand, parse_backend, read_key, variants
 from pytest_nfp.catalog import UnknownName
 
 VLLM = Backend("vllm", "0.9.1")
@@ -25,6 +27,28 @@ def test_ids_are_unique_over_the_whole_catalog() -> None:
         for c in expand(gpu, backend, module, m)
     ]
     assert len(ids) == len(set(ids)) > 50
+
+
+def test_a_key_says_what_its_case_is() -> None:
+    """Read back, of every case of the catalog on a CPU and a GPU, with its variants; a user's own curve says nothing."""
+    for model in catalog.models():
+        for gpu, framework, module in (
+            ("h200", "vllm", "moe"), ("h200", "flash-attn", "attention"), ("h200", "torch", "dense"), ("h200", "vllm", "model"),
+            ("cpu", "torch", "dense"), ("cpu", "torch", "moe"), ("cpu", "torch", "attention"),
+        ):  # fmt: skip
+            for dtype in BYTES_PER_ELEMENT:
+                for case in expand(gpu, Backend(framework, "1"), module, model, dtype=dtype):  # type: ignore[arg-type]
+                    single = [replace(case, gemm=case.gemms[0])] if module == "dense" else []
+                    for c in (case, *variants(case), *single):
+                        said = read_key(c.key)
+                        assert said is not None
+                        assert {n: said[n] for n in ("module", "dtype", "batch", "context", "top_k", "routing")} == {
+                            "module": c.module, "dtype": c.dtype, "batch": c.batch, "context": c.context, "top_k": c.top_k,
+                            "routing": c.routing,
+                        }  # fmt: skip
+                        gemm = f"gemm{c.gemm[0]}x{c.gemm[1]}" if c.gemm else None
+                        assert said["variant"] == ("-".join(t for t in (c.kernel, gemm) if t) or None)
+    assert read_key("curve") is None
 
 
 def test_the_papers_grid() -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import re
 from pathlib import Path
 
+from pytest_nfp.backends import Unsupported
 from pytest_nfp.backends.hf_config import architecture_of
 from pytest_nfp.cases import Case
 
@@ -25,6 +26,11 @@ CATALOG_ENGINES = {
     "BailingMoeV2ForCausalLM": ("vllm from 0.11", "sglang"),
 }
 """Engines of the catalog's own configs, for who has none of them installed."""
+
+
+def refusal(engine: str, case: Case, said: str) -> Unsupported:
+    """That an engine can't run a case's model: what it said, in one line, and who has the architecture where it has not."""
+    return Unsupported(f"{engine} can't run this model: {' '.join(said.split())[:300]}{elsewhere(case)}")
 
 
 def elsewhere(case: Case) -> str:

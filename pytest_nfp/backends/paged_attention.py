@@ -7,7 +7,7 @@ from itertools import cycle
 
 import torch
 
-from pytest_nfp.backends import MAX_POSITIONS, Forward, Prepared, banks_needed, correctness, places, require_room
+from pytest_nfp.backends import Forward, Prepared, banks_needed, correctness, most_positions, places, require_room
 from pytest_nfp.cases import Case
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -29,7 +29,7 @@ def prepare(case: Case, seed: int, cache_bytes: int, page: int, plan: Plan, kern
     assert attention is not None and context is not None
     device, dtype, generator = places.device_of(case), places.dtype_of(case), places.generator_of(case, seed)
     kv_heads, dim, batch = attention.kv_heads, attention.head_dim, case.batch
-    pages = -(-(context + MAX_POSITIONS) // page)
+    pages = -(-(context + most_positions(case)) // page)
     bank_bytes = dtype.itemsize * batch * context * attention.cached_width
     count = banks_needed(bank_bytes, cache_bytes)
     latent = attention.value_dim

@@ -194,8 +194,7 @@ class _Engine:
             self._publish(arguments)
             loaded = ob.load_model(arguments, ports, 0, 0)[0]
         except (ValueError, KeyError) as error:
-            said = f"SGLang can't run this model: {' '.join(str(error).split())[:300]}"
-            raise Unsupported(said + architectures.elsewhere(self._case)) from error
+            raise architectures.refusal("SGLang", self._case, str(error)) from error
         return getattr(loaded, "torch_runner", loaded)
 
     def _publish(self, arguments: Any) -> None:

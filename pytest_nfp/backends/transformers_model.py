@@ -32,8 +32,8 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
             config = AutoConfig.from_pretrained(hf_config.write(case, Path(folder)))
             model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
         except (ValueError, KeyError) as error:
-            said = f"transformers can't run this model: {error}".splitlines()[0]
-            raise Unsupported(said + architectures.elsewhere(case)) from error
+            # Its first line: the others list all that it has.
+            raise architectures.refusal("transformers", case, str(error).partition("\n")[0]) from error
     routes = Routes(case, seed) if subject.moe is not None else None
     if routes is not None:
         _install(model, routes)

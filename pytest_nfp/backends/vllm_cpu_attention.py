@@ -8,12 +8,12 @@ import torch
 from vllm import _custom_ops as ops
 
 from pytest_nfp.backends import (
-    MAX_POSITIONS,
     Forward,
     Prepared,
     Unsupported,
     banks_needed,
     correctness,
+    most_positions,
     places,
     require_room,
 )
@@ -39,7 +39,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=dtype)
 
-    pages = -(-(context + MAX_POSITIONS) // PAGE)
+    pages = -(-(context + most_positions(case)) // PAGE)
     bank_bytes = 2 * dtype.itemsize * batch * context * kv_heads * dim
     count = banks_needed(bank_bytes, cache_bytes)
     table = torch.arange(batch * pages, dtype=torch.int32).view(batch, pages)

@@ -210,8 +210,7 @@ class _Engine:
                 )
             except ValueError as error:
                 # The reason comes after the name of vLLM's own record.
-                said = f"vLLM can't run this model: {' '.join(str(error).split())[:300]}"
-                raise Unsupported(said + architectures.elsewhere(case)) from error
+                raise architectures.refusal("vLLM", case, str(error)) from error
         self._engine = self._llm.llm_engine
         self._runner: Any = None
         self._core: Any = None

@@ -161,6 +161,11 @@ class Model(_Strict):
     config: str | None = None
     source: str
 
+    @property
+    def is_latent(self) -> bool:
+        """Whether its attention is MLA."""
+        return self.attention is not None and self.attention.value_dim is not None
+
     def weights(self, experts: float | None = None) -> float:
         """Weights that one forward of the whole model reads, `experts` of each layer's (None: all); 0 of what is not there.
 

@@ -20,8 +20,8 @@ class Curve:
     kernel refused it. kernels and modes: what ran at each N and in which graph mode, where that is known; padded: the token rows
     that its graph was made for. settings: the
     tile configuration that the framework's own selector gave at each N. active_experts: that one forward read. proof: of a
-    full model, the token rows that a forward was seen to process, and over how many cached tokens. steps: median
-    microseconds of the engine's whole step. samples: single latencies for each N, kept on
+    full model, the token rows that a forward was seen to process, and over how many cached tokens. steps: microseconds of
+    the engine's whole step, T and the median of what it took beside the forward. samples: single latencies for each N, kept on
     request. partial: interrupted. died: the engine did, while it was measured; log: its last lines.
     """
 

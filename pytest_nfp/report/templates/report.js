@@ -59,7 +59,7 @@
       const counted = Array(values.length).fill(0);
       for (const code of codes) counted[code]++;
       const select = el("select", { "data-facet": name }, el("option", { value: "" }, "all"));
-      const sorted = values.map((_, code) => code).sort((a, b) => order(values[a], values[b]));
+      const sorted = inOrder(values);
       sorted.forEach((code, i) => select.append(el("option", { value: i + 1 }, `${values[code] === null ? "none" : values[code]} (${counted[code]})`)));
       select.addEventListener("change", () => {
         if (select.value) state.chosen[name] = sorted[select.value - 1]; else delete state.chosen[name];
@@ -92,10 +92,12 @@
       return compare(a, b);
     }
 
+    function inOrder(values) { return values.map((_, code) => code).sort((a, b) => order(values[a], values[b])); }
+
     function ranked(name) {
       if (!ranks[name]) {
         const values = columns[name][0], rank = Array(values.length);
-        values.map((_, code) => code).sort((a, b) => order(values[a], values[b])).forEach((code, i) => { rank[code] = values[code] === null ? values.length : i; });
+        inOrder(values).forEach((code, i) => { rank[code] = values[code] === null ? values.length : i; });
         ranks[name] = rank;
       }
       return ranks[name];
@@ -208,23 +210,23 @@
     function tiles(ranges) { return ranges.map(([a, b, t]) => `${a} to ${b}: ${t}`).join(", "); }
 
     function curveTable(c) {
-      const header = el("tr", {}, el("th", { scope: "row" }, "N")), line = el("tr", {}, el("th", { scope: "row" }, "T(N) us"));
-      const rows = [header, line];
-      for (const [n, us] of c.curve) { header.append(el("th", { scope: "col", class: "n" }, String(n))); line.append(el("td", { class: "n" }, String(us))); }
-      const beside = (title, of) => {
-        const more = el("tr", {}, el("th", { scope: "row" }, title));
-        for (const [n, us] of c.curve) more.append(el("td", { class: "n" }, of(n, us)));
-        rows.push(more);
+      const header = el("tr", {}, el("th", { scope: "row" }, "N")), rows = [header];
+      for (const [n] of c.curve) header.append(el("th", { scope: "col", class: "n" }, String(n)));
+      const add = (title, of) => {
+        const line = el("tr", {}, el("th", { scope: "row" }, title));
+        for (const [n, us] of c.curve) line.append(el("td", { class: "n" }, of(n, us)));
+        rows.push(line);
       };
-      if (c.steps) beside("beside the forward us", (n, us) => c.steps[n] === undefined ? "" : (c.steps[n] - us).toFixed(1));
+      const addKnown = (title, values, of = String) => { if (values) add(title, (n, us) => values[n] === undefined ? "" : of(values[n], us)); };
+      add("T(N) us", (_, us) => String(us));
+      addKnown("step us", c.steps);
+      addKnown("beside the forward us", c.steps, (step, us) => (step - us).toFixed(1));
       // Below N0 fewer experts are read: the floor is another.
-      if (c.floor_us) beside("of the byte floor", (n, us) => n < c.baseline_positions ? "" : `${(us / c.floor_us).toFixed(1)}x`);
-      for (const [name, title] of [["steps", "step us"], ["active_experts", "experts read"], ["modes", "graph"], ["padded", "padded to"], ["settings", "setting"]]) {
-        if (!c[name]) continue;
-        const more = el("tr", {}, el("th", { scope: "row" }, title));
-        for (const [n] of c.curve) more.append(el("td", { class: "n" }, c[name][n] === undefined ? "" : String(c[name][n])));
-        rows.push(more);
-      }
+      if (c.floor_us) add("of the byte floor", (n, us) => n < c.baseline_positions ? "" : `${(us / c.floor_us).toFixed(1)}x`);
+      addKnown("experts read", c.active_experts);
+      addKnown("graph", c.modes);
+      addKnown("padded to", c.padded);
+      addKnown("setting", c.settings);
       return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Curve" }, el("table", {}, ...rows));
     }
 

@@ -184,7 +184,7 @@ def _whole(
 
     The k of its sweep are asked for at the shortest context, where the experts bound it: at the longest attention does.
     """
-    if subject.layers is None or subject.attention is None or subject.attention.value_dim is not None:
+    if subject.layers is None or subject.attention is None or subject.is_latent:
         return  # A module shape, or MLA, whose projections no engine here is described with.
     base = Case(gpu, backend, "model", subject, dtype or ("fp32" if gpu == "cpu" else "bf16"))
     contexts = asked.context or subject.context or (512,)

@@ -89,7 +89,7 @@ def parts(model: Model, on: Workload, merged: bool = True) -> list[Part]:
     """
     if model.layers is None:
         raise UnknownName(f"{model.name} is a module shape, not a model: its layers are not known")
-    if model.attention is None or model.attention.value_dim is not None:
+    if model.attention is None or model.is_latent:
         raise UnknownName(f"the attention projections of {model.name} are not described, so it can't be composed")
     layers, hidden = model.layers, model.hidden
     found: list[Part] = []

@@ -108,7 +108,7 @@ def _attention(given: argparse.Namespace) -> Backend:
 
 def _is_not_described(model: Model, given: argparse.Namespace) -> bool:
     """MLA, where no framework that has it is named: engines run kernels of their own for it."""
-    return model.attention is not None and model.attention.value_dim is not None and not given.attention
+    return model.is_latent and not given.attention
 
 
 def _cases(given: argparse.Namespace) -> list[Case]:

@@ -182,6 +182,22 @@ def test_without_script_and_on_paper_what_matters_stands_there(page_file: Path, 
         assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
 
 
+def test_what_is_found_stands_in_sight_and_a_case_is_as_wide_as_the_window(page_file: Path) -> None:
+    """n_max before the columns that say what a case is; an opened case fits the window, wherever the table is scrolled to."""
+    with opened(page_file) as found:
+        page = found.page
+        page.set_viewport_size({"width": 500, "height": 900})
+        heads = page.eval_on_selector_all("#table thead th", "all => all.map((th) => th.dataset.column)")
+        assert heads.index("n_max") < heads.index("subject")
+        page.click("#table tbody button")
+        page.wait_for_selector(".detail [data-chart=curve] svg")
+        box = "() => { const b = document.querySelector('.panel').getBoundingClientRect(); return [b.left, b.right]; }"
+        for left in (0, 400):
+            page.evaluate(f"document.querySelector('#live .scroll').scrollLeft = {left}")
+            low, high = page.evaluate(box)
+            assert 0 <= low < high <= 500
+
+
 def test_a_page_whose_data_are_broken_shows_what_it_can(tmp_path: Path) -> None:
     """Without its table the page is as it would be without script, and the browser's console says why."""
     path = tmp_path / "index.html"

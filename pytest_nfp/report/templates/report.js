@@ -45,7 +45,8 @@
     const ranks = {};  // Of each value of a column, its place in their order.
     const state = { query: [], chosen: {}, by: null, down: false, shown: PAGE, rows: [] };
     const facets = data.facets.map(([name]) => name).filter((name) => !["outcome", "changed", "kind"].includes(name) && columns[name][0].length > 1);
-    const shown = ["outcome", "changed", "kind", ...facets, ...data.numbers.map(([name]) => name)];
+    // What a case is stands behind what was found: its name says it too, and n_max must be in sight.
+    const shown = ["outcome", "changed", "kind", ...data.numbers.map(([name]) => name), ...facets];
     const names = Object.fromEntries([...data.facets, ...data.numbers, ["id", "Case"]]);
     const numeric = new Set(["batch", "context", "top_k", "n_idle", "n_max", "first_exit"]);
 
@@ -157,7 +158,7 @@
       const cell = el("td", { colspan: shown.length + 1 }, "…");
       tr.after(el("tr", { class: "detail" }, cell));
       const found = Object.assign({}, ...(await details())[i]);
-      cell.replaceChildren(...describe(i, found));
+      cell.replaceChildren(el("div", { class: "panel" }, ...describe(i, found)));
       for (const [kind, rows] of [["curve", found.marks && curveRows(i, found)], ["strip", found.strip && { strip: found.strip }]]) {
         if (rows) await draw(cell.querySelector(`[data-chart=${kind}]`), kind, rows);
       }

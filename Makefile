@@ -1,11 +1,12 @@
 # make certify   a real answer about this machine, then about recorded H200 curves: reports/index.html
 # make test      the project's own tests, lint and types
+# make canary    what the newest releases on the package index can no longer be asked: for a schedule, never for CI
 # make test-vllm the tests and suites that run vLLM's CPU build, in an environment of its own (3.4 GB)
 PYTHON ?= python3
 BIN := .venv/bin
 CERTIFY_BACKENDS := --nfp-backend=vllm==0.24.0 --nfp-backend=sglang==0.5.14
 
-.PHONY: certify test test-vllm lint browser gallery bench clean
+.PHONY: certify test test-vllm canary lint browser gallery bench clean
 .DEFAULT_GOAL := certify
 
 $(BIN)/python:
@@ -37,6 +38,9 @@ browser:
 
 test: .venv/.dev browser lint
 	$(BIN)/python -m pytest tests -q
+
+canary: .venv/.cpu
+	$(BIN)/nfp canary
 
 gallery: .venv/.dev browser
 	$(BIN)/python docs/make_gallery.py

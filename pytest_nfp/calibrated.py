@@ -116,10 +116,11 @@ def _carried_over(c: Fitted, device: Gpu, dtype: str) -> Figures:
 def for_routing(on: Figures, routing: Routing | None) -> Figures:
     """The figures as far as they were proven: residuals and interval are those of balanced curves, and hold for power laws.
 
-    Under skewed, uniform and replayed routing nothing was recorded: the arithmetic stands alone, without an interval.
+    Under skewed routing curves were measured on a CPU alone; under uniform and replayed routing nothing was recorded: the
+    arithmetic stands alone, without an interval.
     """
     is_proven = routing in (None, "balanced") or (isinstance(routing, str) and routing.startswith(POWER_LAW))
-    if is_proven or on.residuals is None:
+    if is_proven or on.residuals is None or (routing == "skewed" and on.has_skewed):
         return on
     said = f"{on.basis}, for balanced routing: under {routing} routing the arithmetic alone, without an interval"
     return replace(on, basis=said, residuals=None, spread=None, latency_spread=None)

@@ -38,14 +38,19 @@ POSITIONS = tuple(sorted({3, 6, 12, 24, *GEMM_ROWS}))
 """The N of a predicted curve, with both sides of the row counts at which libraries switch kernels."""
 
 
+CPU_NEAR = 33
+"""A CPU's predicted curve has N in steps of a quarter of N0 up to this many N0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """A device's phi and beta (FLOP/s, bytes/s) for the closed form, and what the tile roofline runs on.
 
     basis: datasheet, or where the calibration comes from. describes: whether the calibrated curve predicted the
-    boundary of shapes that it had not seen; `cause` says what it could not describe. kernel: the GPU kernel that is
-    calibrated, with what its roofline leaves over (`residuals`) and the 5th to 95th percentile of the predicted over
-    the recorded T(N)/T(N0) (`spread`) and T (`latency_spread`) on shapes that were held out.
+    boundary of shapes that it had not seen; `cause` says what it could not describe. kernel: the kernel that is
+    calibrated, with what its roofline leaves over (`residuals`) and the middle 90% (of a CPU 95%) of the predicted over the recorded
+    T(N)/T(N0) (`spread`) and T (`latency_spread`) on shapes that were held out. has_skewed: curves under skewed routing were
+    among them.
     """
 
     peak_flops: float
@@ -58,6 +63,7 @@ class Figures:
     residuals: Residuals | None = None
     spread: tuple[float, float] | None = None
     latency_spread: tuple[float, float] | None = None
+    has_skewed: bool = False
 
     @property
     def is_proven(self) -> bool:
@@ -186,34 +192,45 @@ def module_latency(case: Case, figures: Figures, granularity: Granularity | None
 
     Of dense GEMMs each has its own: they are launched one after the other.
     """
-    c, left = figures.calibration, figures.residuals
-    if figures.kernel not in (None, "triton"):
+    c, left, on_cpu = figures.calibration, figures.residuals, case.gpu == "cpu"
+    if figures.kernel not in (None, "triton") and not on_cpu:
         granularity = None  # the tiles are those of the Triton kernel
-    if case.module == "dense" and figures.kernel == "gemm":
-        shapes = case.gemms
-        return lambda n: sum(gemm_latency(n * case.batch, *shape, case.bytes_per_element, figures) for shape in shapes)
+    if case.module == "dense" and figures.kernel is not None:
+        shapes, s = case.gemms, case.bytes_per_element
+        return lambda n: sum(gemm_latency(n * case.batch, *shape, s, figures, on_cpu) for shape in shapes)
     work = module_work(case, granularity)
-    moe, top_k = case.subject.moe, case.top_k
-    if left is None or moe is None or top_k is None:
+    if left is None:
         return lambda n: work(n).latency_us(c) + c.fixed_us
+    place = place_of(case, granularity)
+    return lambda n: (work(n).latency_us(c) + c.fixed_us) * math.exp(left.log_ratio([place(n)])[0])
+
+
+def place_of(case: Case, granularity: Granularity | None) -> Callable[[int], Place]:
+    """Where a forward of experts or attention stands among the residuals, at N positions."""
+    on_cpu, moe, top_k = case.gpu == "cpu", case.subject.moe, case.top_k
+    if case.module == "attention":
+        attention, context = case.subject.attention, case.context
+        assert attention is not None and context is not None
+        cached = (attention.heads, attention.head_dim, context)
+        return lambda n: Place(cached, n, on_cpu=on_cpu)
+    assert moe is not None and top_k is not None
+    if on_cpu:
+        # Skewed tokens all take the same k experts: that is balanced routing over k of them.
+        active = top_k if case.routing == "skewed" else moe.experts
+        taken = (active, top_k, case.subject.hidden, moe.width)
+        return lambda n: Place(taken, n * case.batch, on_cpu=True)
     # A rank's experts, and the share of the tokens' choices that they get.
     shape = (moe.local_experts, top_k, case.subject.hidden, moe.width)
-
-    def latency(n: int) -> float:
-        rows = n * case.batch
-        mine = max(1, rows // moe.expert_parallel)
-        ratio = left.log_ratio([Place(shape, mine, setting_at(granularity, rows))])[0]
-        return (work(n).latency_us(c) + c.fixed_us) * math.exp(ratio)
-
-    return latency
+    ranks = moe.expert_parallel
+    return lambda n: Place(shape, max(1, n * case.batch // ranks), setting_at(granularity, n * case.batch))
 
 
-def gemm_latency(rows: int, n: int, k: int, bytes_per_element: float, figures: Figures) -> float:
+def gemm_latency(rows: int, n: int, k: int, bytes_per_element: float, figures: Figures, on_cpu: bool = False) -> float:
     """T of one GEMM [rows, k] x [k, n] in microseconds."""
     c = figures.calibration
     found = dense_work(rows, 1, [(n, k)], bytes_per_element, None).latency_us(c) + c.fixed_us
     if figures.residuals is not None:
-        found *= math.exp(figures.residuals.log_ratio([Place((n, k), rows)])[0])
+        found *= math.exp(figures.residuals.log_ratio([Place((n, k), rows, on_cpu=on_cpu)])[0])
     return found
 
 
@@ -224,7 +241,10 @@ def predict_case(case: Case, figures: Figures, granularity: Granularity | None, 
     edges, base, last = edge_positions(case, granularity), case.baseline_positions, last_position(case)
     if figures.spread is not None:
         latencies = {case.module: module_latency(case, figures, granularity)}
-        roofline = predict_on(latencies, grid(base, edges, last), tolerance, base, figures.spread)
+        # A CPU's boundaries lie within a few N0: its predicted curve has every one of these N.
+        near = range(base, CPU_NEAR * base, max(1, base // 4)) if case.gpu == "cpu" else ()
+        positions = sorted({*grid(base, edges, last), *(n for n in near if n <= last)})
+        roofline = predict_on(latencies, positions, tolerance, base, figures.spread)
     else:
         work = {case.module: module_work(case, granularity)}
         roofline = predict_boundary(work, figures.calibration, tolerance, base, last, edges)

@@ -352,15 +352,14 @@ class Session:
             return calibrated.figures_of(case, granularity)
         asked = (case.kernel or "", case.dtype)
         if asked not in self._figures:
-            from pytest_nfp.measure.calibrate import load_or_calibrate
+            from pytest_nfp.measure import calibrate
 
             device, reason = self.device("cpu")
             if device is None:
                 raise RuleUnknown(reason)
             folder = artifacts.cache_folder("calibrations")
-            calibration = load_or_calibrate(device, folder, self.settings.seed, self.say)
-            self._figures[asked] = calibration.figures(*asked)
-        return self._figures[asked]
+            self._figures[asked] = calibrate.figures(device, *asked, folder, self.settings.seed, self.say)
+        return calibrated.for_routing(self._figures[asked], case.routing)
 
     def predicted(self, case: Case) -> tuple[Predicted, Granularity | None]:
         """Both predictors. Raises RuleUnknown where the tile rule is needed and unknown."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from pytest_nfp import catalog, upgrade
 from pytest_nfp.cases import Backend
@@ -291,6 +292,72 @@ def test_bisect_and_history_on_the_command_line(
     assert [line.split()[0] for line in out.splitlines() if line.startswith("  98")] == ["98.1", "98.3", "98.4"]
     _, rows = as_json(capsys, "history", "vllm", *case, "--all")
     assert [r["n_max"]["principle"] for r in rows] == [256, 256, 32, 512]
+
+
+def index_of(monkeypatch: pytest.MonkeyPatch, **uploaded: str | None) -> None:
+    """An index whose files have these upload times."""
+    files = tuple(
+        (Version(release.replace("_", ".")), artifacts.IndexFile(f"{release}.whl", "https://index/x", "0" * 64, when))
+        for release, when in uploaded.items()
+    )
+    monkeypatch.setattr(artifacts, "_index_files", lambda framework: files)
+    monkeypatch.setattr(artifacts, "_until", None)
+
+
+def test_the_index_is_read_as_it_stood_on_a_day(
+    capsys: pytest.CaptureFixture[str], archives: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was uploaded after that day is not there, of a command that names no release; the day itself counts, in UTC."""
+    days = {
+        "98_1": "2026-01-01T00:00:00+00:00",
+        "98_2": "2026-02-01T23:59:59+00:00",
+        "98_3": "2026-02-02T00:00:00+00:00",
+    }
+    index_of(monkeypatch, **days)
+    case = ["--gpu", "h20", "--model", "llada-2.1-mini", "--artifacts", str(archives)]
+    assert "of 3 releases" in run(capsys, "history", "vllm", *case)[1]
+    assert "1 of 2 releases" in run(capsys, "history", "vllm", *case, "--until", "2026-02-01")[1]
+    assert "2 of 3 releases" in run(capsys, "history", "vllm", *case, "--until", "2026-02-02")[1]
+    code, _, err = run(capsys, "history", "vllm", *case, "--until", "2025-12-31")
+    assert code == 2
+    assert "the package index had no vllm before 2026-01-01" in err
+    code, _, err = run(capsys, "diff", "vllm==98.1", "vllm==98.9", "--until", "2026-02-01")
+    assert code == 2
+    assert "the nearest are 98.1, 98.2." in err
+
+
+def test_an_index_without_upload_times_is_an_error(
+    capsys: pytest.CaptureFixture[str], archives: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 2 and what to do; a date that is none is refused by the parser."""
+    index_of(monkeypatch, **{"98_1": None})
+    case = ["--gpu", "h20", "--model", "llada-2.1-mini", "--artifacts", str(archives)]
+    code, _, err = run(capsys, "history", "vllm", *case, "--until", "2026-02-01")
+    assert code == 2
+    assert "does not tell when the files of vllm were uploaded: leave out --until" in err
+    with pytest.raises(SystemExit):
+        main(["history", "vllm", *case, "--until", "yesterday"])
+    assert "must be a date such as 2026-11-30, got 'yesterday'" in capsys.readouterr().err
+
+
+def test_the_canary_names_what_the_newest_release_can_no_longer_be_asked(
+    capsys: pytest.CaptureFixture[str], archives: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest final release is asked, each reason once with its count, and the exit code is 1."""
+    monkeypatch.setattr(artifacts, "known_releases", lambda f: ["98.3", "98.4", "98.5rc1"])
+    answered = upgrade.answer
+    monkeypatch.setattr(upgrade, "answer", lambda cases: answered(cases, archives))
+    code, out, _ = run(capsys, "canary", "--framework", "vllm", "--gpu", "h20")
+    assert "vllm==98.4 moe bf16" in out
+    assert "98.5" not in out
+    kernel = [line for line in out.splitlines() if "the kernel is unknown" in line]
+    assert code == (1 if kernel or "times:" in out else 0)
+    (archives / "vllm-98.4.tar.gz").unlink(missing_ok=True)
+    for file in archives.glob("vllm-98.4*"):
+        file.unlink()
+    code, out, _ = run(capsys, "canary", "--framework", "vllm", "--gpu", "h20")
+    assert code == 1
+    assert "unknown" in out and "times: " in out
 
 
 @pytest.mark.network

@@ -145,6 +145,18 @@ def test_a_measured_boundary_is_held_to_the_calibrated_interval() -> None:
     assert "measured N_max 512 to 767, tile roofline 96 [64, 128]: they differ" in v.reasons[0]
 
 
+def test_an_interval_that_holds_nearly_everything_decides_nothing() -> None:
+    """Wider than eight times its beginning, or open: undecided with the held-out error, and the baseline alone counts."""
+    measured_curve = replace(FLAT, kind="measured")
+    for interval in ((64, 600), (64, None)):
+        v = judge(measured_curve, calibrated(interval, 512), figures=GPU)
+        assert v.outcome == "UNDECIDED"
+        assert "the interval is wider than 8 times its beginning" in v.reasons[0]
+        assert "was 0.9 to 1.1 of the measured one" in v.reasons[0]
+        assert judge(measured_curve, calibrated(interval, 512), stored(512, (512, 767)), GPU).outcome == "PASS"
+    assert judge(measured_curve, calibrated((96, 767), 512), figures=GPU).outcome == "PASS"
+
+
 def test_a_recorded_curve_is_never_held_to_what_was_fitted_on_recordings() -> None:
     """It is held to the principle; so is a measured one where the calibration was carried over from another GPU."""
     v = judge(FLAT, calibrated((384, 800), 600), figures=GPU)

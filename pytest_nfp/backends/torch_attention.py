@@ -25,7 +25,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     count, is_grouped = banks_needed(bank_bytes, cache_bytes), attention.group != 1
 
     def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+        return places.drawn(generator, *shape, device=device, dtype=dtype)
 
     banks = [(drawn(*shape), drawn(*shape)) for _ in range(count)]
 

@@ -52,12 +52,12 @@ def chain(case: Case, seed: int, cache_bytes: int, linear: Linear) -> Prepared:
     bank_bytes = int(case.bytes_per_element * sum(n * k for n, k in shapes))
     count = banks_needed(bank_bytes, cache_bytes)
 
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=drawn_as)
+    def drawn(*shape: int, std: float = 1.0) -> torch.Tensor:
+        return places.drawn(generator, *shape, device=device, dtype=drawn_as, std=std)
 
-    raw = [[drawn(n, k) / k**0.5 for n, k in shapes] for _ in range(count)]
-    first, banks = raw[0], [[linear.pack(w) for w in bank] for bank in raw]
-    del raw
+    first = [drawn(n, k, std=k**-0.5) for n, k in shapes]
+    banks = [[linear.pack(w) for w in first]]
+    banks += [[linear.pack(drawn(n, k, std=k**-0.5)) for n, k in shapes] for _ in range(count - 1)]
 
     def build(positions: int) -> tuple[Forward, torch.Tensor]:
         x = drawn(case.batch * positions, shapes[0][1])

@@ -22,13 +22,13 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     expert_bytes = dtype.itemsize * 3 * hidden * moe.width
     count = expert_banks(case, expert_bytes, cache_bytes)
 
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+    def drawn(*shape: int, std: float = 1.0) -> torch.Tensor:
+        return places.drawn(generator, *shape, device=device, dtype=dtype, std=std)
 
     banks = [
         (
-            drawn(moe.experts, hidden, 2 * moe.width) / hidden**0.5,
-            drawn(moe.experts, moe.width, hidden) / moe.width**0.5,
+            drawn(moe.experts, hidden, 2 * moe.width, std=hidden**-0.5),
+            drawn(moe.experts, moe.width, hidden, std=moe.width**-0.5),
         )
         for _ in range(count)
     ]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from pytest_nfp.catalog import UnknownName
-from pytest_nfp.cli import baselines, calibrate, certify, deploy, granularity, judge, predict, report, upgrade
+from pytest_nfp.cli import baselines, calibrate, canary, certify, deploy, granularity, judge, predict, report, upgrade
 from pytest_nfp.files import FileError
 from pytest_nfp.granularity import RuleUnknown
 from pytest_nfp.recordings.errors import NoRecording
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Near-free parallelism: how many decode positions one forward can process nearly for free.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (predict, deploy, granularity, upgrade, judge, report, certify, baselines, calibrate):
+    for command in (predict, deploy, granularity, upgrade, judge, report, certify, baselines, calibrate, canary):
         command.add(commands)
     given = parser.parse_args(arguments)
     try:

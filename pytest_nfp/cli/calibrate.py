@@ -126,15 +126,22 @@ def _device(given: argparse.Namespace) -> int:
 
 
 def _cpu(device: Device) -> int:
+    """Every kernel of torch here, from the cache or measured now. Raises NoRecording where none could be calibrated."""
     from pytest_nfp.granularity.artifacts import cache_folder
-    from pytest_nfp.measure.calibrate import load_or_calibrate
+    from pytest_nfp.measure import calibrate
+    from pytest_nfp.recordings.fit import NoFit
 
-    found = load_or_calibrate(device, cache_folder("calibrations"), 0, _say)
-    for kernel, c in found.kernels.items():
-        verdict = "describes it" if c.describes else f"does not describe it: {c.cause}"
-        print(
-            f"{kernel}: {c.flops:.3g} FLOP/s, {c.bandwidth:.3g} B/s, overlap {c.overlap}, error {c.error:.1%}; {verdict}"
-        )
+    folder, count = cache_folder("calibrations"), 0
+    for kernel in calibrate.KERNELS:
+        try:
+            print(said_of(calibrate.load_or_calibrate(device, kernel, folder, 0, _say)))
+        except NoFit as reason:
+            _say(f"{kernel}: no calibration: {reason}")
+            continue
+        count += 1
+    if not count:
+        raise NoRecording("no kernel of this CPU could be calibrated; why is said above")
+    print(f"kept in {calibrate.calibrations_path(device, folder)}: delete it to measure again")
     return 0
 
 
@@ -160,7 +167,9 @@ def _gpu(device: Device, given: argparse.Namespace) -> int:
         for why, count in left_out.items():
             _say(f"left out: {count} curves of {framework}: {why}")
         try:
-            one, residuals = fit.calibrate(joined, run.digest(mine), "measured", device.processors)
+            one, residuals = fit.calibrate(
+                joined, run.digest(mine), "measured", fit.peaks_of(device.gpu, "bf16", device.processors)
+            )
         except fit.NoFit as reason:
             _say(f"{device.gpu} {framework} {family} bf16: no calibration: {reason}")
             continue

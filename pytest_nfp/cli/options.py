@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 
 from pytest_nfp import catalog
@@ -25,6 +26,25 @@ def positive(text: str) -> int:
 def add_artifacts(parser: argparse.ArgumentParser) -> None:
     """--artifacts."""
     parser.add_argument("--artifacts", type=Path, help="folder of wheels and source archives to read rules from")
+
+
+def day(text: str) -> datetime:
+    """A date as the moment at which it ends, UTC."""
+    try:
+        return datetime.combine(date.fromisoformat(text), time(), UTC) + timedelta(days=1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a date such as 2026-11-30, got {text!r}") from None
+
+
+def add_until(parser: argparse.ArgumentParser) -> None:
+    """--until."""
+    parser.add_argument(
+        "--until",
+        type=day,
+        metavar="DATE",
+        help="read the package index as it stood at the end of this day (UTC), such as 2026-11-30: the answer stays the same"
+        " when releases are published (default: as it is now)",
+    )
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:

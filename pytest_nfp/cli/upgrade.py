@@ -42,6 +42,7 @@ def add(commands: Any) -> None:
         help="exit 1 for any change (default), or only for one that moves a predicted N_max or the kernel",
     )
     options.add_artifacts(p)
+    options.add_until(p)
     shape = p.add_mutually_exclusive_group()
     shape.add_argument("--markdown", action="store_true", help="a table for a pull-request comment")
     shape.add_argument("--json", action="store_true", help="print JSON")
@@ -77,11 +78,13 @@ def _one_case(p: argparse.ArgumentParser) -> None:
     options.add_dtype(p)
     options.add_parallel(p)
     options.add_artifacts(p)
+    options.add_until(p)
     p.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_diff(given: argparse.Namespace) -> int:
     """Compare two releases. Raises UnknownName."""
+    artifacts.read_index_until(given.until)
     before, after = (options.existing(options.release(t), given.artifacts) for t in (given.before, given.after))
     if before.framework != after.framework:
         raise UnknownName(f"{before} and {after} are two frameworks: diff compares releases of one")
@@ -225,6 +228,7 @@ def as_json(c: Change) -> dict[str, Any]:
 
 def run_bisect(given: argparse.Namespace) -> int:
     """Find the first release that changed. Raises UnknownName, RuleUnknown."""
+    artifacts.read_index_until(given.until)
     first, separator, last = given.range.partition("..")
     backend = _rule(parse_backend(given.framework))
     if not separator or not first or not last:
@@ -256,6 +260,7 @@ def run_bisect(given: argparse.Namespace) -> int:
 
 def run_history(given: argparse.Namespace) -> int:
     """A table of releases. Raises UnknownName, RuleUnknown."""
+    artifacts.read_index_until(given.until)
     backend = _rule(parse_backend(given.framework))
     since = _version(given.since)
     releases = [r for r in artifacts.known_releases(backend.framework) if Version(r) >= since]

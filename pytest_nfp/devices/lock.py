@@ -27,11 +27,14 @@ class TooLong(Exception):
 
 @contextlib.contextmanager
 def device_lock(device: Device) -> Iterator[None]:
-    """Exclusive use of the processor, or of one GPU by its UUID, across all processes of the machine that ask for it."""
+    """Exclusive use of the processor, or of one GPU by its UUID, across all processes of the machine that ask for it.
+
+    A process that has it may ask again: a calibration may be the first thing that a measurement needs.
+    """
     name = re.sub(r"[^A-Za-z0-9-]", "_", str(device.notes.get("uuid") or device.gpu))
     path = Path(tempfile.gettempdir()) / f"pytest-nfp-{name}.lock"
     # Other users wait for it too, so they must be able to open it.
-    with FileLock(path, mode=0o666):
+    with FileLock(path, mode=0o666, is_singleton=True):
         with contextlib.suppress(OSError):
             path.chmod(0o666)
         yield

@@ -18,6 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -79,18 +80,48 @@ def _distribution(framework: str) -> metadata.Distribution | None:
     return None
 
 
+_until: datetime | None = None
+"""The moment as of which the package index is read; None: as it is now."""
+
+
+def read_index_until(moment: datetime | None) -> None:
+    """Read the package index as it stood at a moment: what was uploaded later is not there. None: as it is now.
+
+    A setting of the process, for commands whose answer must not change because a release is published.
+    """
+    global _until  # noqa: PLW0603  # one command, one index
+    _until = moment
+    pinned_requirement.cache_clear()
+
+
 def known_releases(framework: str) -> list[str]:
     """Every release on the package index, oldest first. Raises RuleUnknown when the index can't be read."""
-    return [str(v) for v in sorted({v for v, _ in _index_files(framework)})]
+    return [str(v) for v in sorted({v for v, _ in _files_until(framework)})]
+
+
+def _files_until(framework: str) -> list[tuple[Version, IndexFile]]:
+    """The files of a project that were on the index at the moment that is asked for. Raises RuleUnknown."""
+    files = list(_index_files(framework))
+    if _until is None:
+        return files
+    if any(f.uploaded is None for _, f in files):
+        raise RuleUnknown(
+            f"the package index does not tell when the files of {framework} were uploaded: leave out --until"
+        )
+    found = [(v, f) for v, f in files if f.uploaded is not None and datetime.fromisoformat(f.uploaded) < _until]
+    if not found:
+        raise RuleUnknown(f"the package index had no {framework} before {_until:%Y-%m-%d}")
+    return found
 
 
 @lru_cache(maxsize=64)
 def pinned_requirement(framework: str, release: str, requirement: str) -> str:
     """The version that a release brings of another distribution, by its metadata on the index. Raises RuleUnknown."""
-    cached = cache_folder("metadata") / f"{framework}-{release}-{requirement}"
+    as_of = f"-{_until:%Y-%m-%d}" if _until is not None else ""
+    cached = cache_folder("metadata") / f"{framework}-{release}-{requirement}{as_of}"
     if cached.exists():
         return cached.read_text(encoding="utf-8")
-    wheels = [f for v, f in _index_files(framework) if v == Version(release) and f.filename.endswith(".whl")]
+    wheels = [f for v, f in _files_until(framework) if v == Version(release) and f.filename.endswith(".whl")]
     for package in sorted(wheels, key=lambda f: ("linux" not in f.filename, "x86_64" not in f.filename, f.filename))[
         :1
     ]:
@@ -147,14 +178,17 @@ class IndexFile:
     filename: str
     url: str
     sha256: str
+    uploaded: str | None = None
+    """When, as ISO 8601 with its zone; None where the index does not tell."""
 
 
 def _index(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact:
     if known := _known_file(framework, release, wanted):
         return known
-    files = [f for v, f in _index_files(framework) if v == Version(release)]
+    files = [f for v, f in _files_until(framework) if v == Version(release)]
     if not files:
-        raise RuleUnknown(f"the package index has no {framework} {release}")
+        when = f" before {_until:%Y-%m-%d}" if _until is not None else ""
+        raise RuleUnknown(f"the package index has no {framework} {release}{when}")
     # Pure wheels first, then Linux ones (all hold the same Python and JSON), then the source archive.
     wheels = sorted(
         (f for f in files if f.filename.endswith(".whl")),
@@ -175,6 +209,8 @@ def _index(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact:
 
 def is_cached(framework: str, release: str) -> bool:
     """Whether this release was read from the index before: it exists, and reading it again needs no network."""
+    if _until is not None:
+        return False  # Whether it was there at that moment is for the index to say.
     try:
         return any(cache_folder("releases").glob(f"{framework}-{release}-*.json"))
     except ImportError:
@@ -190,6 +226,8 @@ def _release_file(framework: str, release: str, wanted: re.Pattern[str]) -> Path
 
 def _known_file(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact | None:
     """A release that was read before, by what the cache says of its file. None under pip's no-index too."""
+    if _until is not None:
+        return None
     try:
         path = _release_file(framework, release, wanted)
     except ImportError:
@@ -304,7 +342,9 @@ def _index_files(framework: str) -> tuple[tuple[Version, IndexFile], ...]:
         for package in page.packages:
             version = _file_version(framework, package.filename)
             if version is not None:
-                files.append((version, IndexFile(package.filename, package.url, package.digests.get("sha256", ""))))
+                uploaded = package.upload_time.isoformat() if package.upload_time is not None else None
+                sha256 = package.digests.get("sha256", "")
+                files.append((version, IndexFile(package.filename, package.url, sha256, uploaded)))
     if not files:
         raise RuleUnknown("; ".join(dict.fromkeys(reasons)) or f"{framework} is not on the package index")
     return tuple(files)

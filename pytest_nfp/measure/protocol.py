@@ -48,3 +48,5 @@ PROTOCOLS = {
 }
 CALIBRATION = Protocol("calibration", None, 3, 10, 10, math.inf, adaptive=False)
 """Every N of a fixed grid: what a fit is made from."""
+CPU_CALIBRATION = Protocol("cpu-calibration", 0, 1, 5, 9, 0.8, adaptive=False)
+"""The same on a CPU, where a forward takes milliseconds and each N has run before: rounds for as long as a curve may take, five at least."""

@@ -83,14 +83,19 @@ def sweep(
 
 
 def sweep_module(
-    prepared: Prepared, positions: Collection[int], device: Device, baseline_positions: int, seed: int
+    prepared: Prepared,
+    positions: Collection[int],
+    device: Device,
+    baseline_positions: int,
+    seed: int,
+    protocol: Protocol = CALIBRATION,
 ) -> Curve:
     """T(N) of a module that something else is made from: a calibration, or a model's sum. No search for a boundary."""
     return sweep(
         prepared.forward,
         positions,
         device,
-        CALIBRATION,
+        protocol,
         baseline_positions=baseline_positions,
         seed=seed,
         turns=prepared.turns,

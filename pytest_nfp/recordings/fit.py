@@ -1,6 +1,6 @@
-"""Fit the tile roofline to recorded curves, and say how well it does on shapes that it has not seen.
+"""Fit the tile roofline to recorded or measured curves, and say how well it does on shapes that it has not seen.
 
-One calibration a GPU, framework, kernel and dtype: effective bandwidth and compute, share of the compute by tile height, overlap,
+One calibration a device, framework, kernel and dtype: effective bandwidth and compute, share of the compute by tile height, overlap,
 re-read share, a thread block's own time, the activations' factor, a fixed cost. Least squares on the logarithms of T and of
 T(N)/T(N0) with a robust loss, every curve with the same weight, from two starts.
 """
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_nfp import catalog
 from pytest_nfp.granularity import ExpertShape, Granularity, Query, RuleUnknown, device_facts, read_many
-from pytest_nfp.principle import Calibration, Point, dense_work, find_boundary, moe_work
+from pytest_nfp.principle import Calibration, Point, attention_work, dense_work, find_boundary, moe_work
 from pytest_nfp.principle.tile_roofline import Work
 from pytest_nfp.recordings.library import WEIGHT_BYTES, RecordedCurve
 from pytest_nfp.recordings.residuals import GEMM_ROWS, Place, Residuals, krige, setting_at
@@ -34,6 +34,8 @@ FOLDS = 4
 MIN_SHAPES = 8
 NEAR = 2.0
 """The spread of T(N)/T(N0) is that of points up to this ratio: farther out no boundary is read."""
+OUTSIDE = 0.05
+"""Share of the held-out points that the spread of a recorded GPU's calibration leaves out at each end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +55,16 @@ class Fitted(BaseModel):
     """A calibration as catalog/calibrations.yaml and a machine's own file hold it.
 
     kind: of what it was fitted to. error: median |T predicted / T - 1| on held-out shapes; within_one_step: share of
-    held-out curves whose N_max lies within one grid step; spread and latency_spread: 5th and 95th percentile of the predicted over the recorded T(N)/T(N0) where
-    that is at most 2, and over the recorded T; covered: share whose recorded N_max lies in the interval from the spread.
+    held-out curves whose N_max lies within one grid step; spread and latency_spread: the middle 90% (of a CPU, 95%) of the
+    predicted over the recorded T(N)/T(N0) where that is at most 2, and over the recorded T; covered: share whose recorded
+    N_max lies in the interval from the spread.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     gpu: str
     framework: str
     kernel: str
-    module: Literal["dense", "moe"]
+    module: Literal["dense", "moe", "attention"]
     dtype: str
     flops: Annotated[float, Field(gt=0)]
     bandwidth: Annotated[float, Field(gt=0)]
@@ -112,6 +115,34 @@ class NoFit(Exception):
     """No calibration can be given; the message says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What a fit starts from: peak FLOP/s and bytes/s of the device, and its multiprocessors.
+
+    observed: no vendor's figures, but the highest rates that any of the curves shows: the fit may exceed them, since
+    memory and compute may take turns, and nothing is known that a bound could stand for.
+    """
+
+    flops: float
+    bandwidth: float
+    processors: int
+    observed: bool = False
+
+
+def peaks_of(gpu: str, dtype: str, processors: int | None = None) -> Peaks:
+    """The catalog's figures of a GPU. processors: of the GPU that is here; None takes the catalog's. Raises NoFit."""
+    known = catalog.gpu(gpu)
+    if (count := processors or known.multiprocessors) is None:
+        raise NoFit(f"the catalog does not know how many multiprocessors {known.name} has")
+    return Peaks(known.peak_flops_of(dtype), known.bandwidth, count)
+
+
+def observed_peaks(joined: Sequence[Joined]) -> Peaks:
+    """The highest rates that these curves show, of a device without a vendor's figures."""
+    points = [(w, p.latency_us / 1e6) for j in joined for w, p in zip(j.work, j.curve.points, strict=True)]
+    return Peaks(max(w.flops / t for w, t in points), max(w.bytes_once / t for w, t in points), 1, observed=True)
+
+
 def join(curves: Sequence[RecordedCurve]) -> tuple[list[Joined], dict[str, int]]:
     """Curves with their maps where the tile rule describes their kernel; and how many were left out for which reason."""
     left_out: dict[str, int] = {}
@@ -140,10 +171,16 @@ def join(curves: Sequence[RecordedCurve]) -> tuple[list[Joined], dict[str, int]]
 
 def join_one(curve: RecordedCurve, granularity: Granularity | None) -> Joined:
     """The curve with its kernel's work and place at each of its points."""
-    rows = [p.positions for p in curve.points]
+    rows, on_cpu = [p.positions for p in curve.points], curve.gpu == "cpu"
     if curve.module == "dense":
         shape: tuple[int, ...] = (curve.width, curve.hidden)
-        places = [Place(shape, m) for m in rows]
+        places = [Place(shape, m, on_cpu=on_cpu) for m in rows]
+    elif curve.module == "attention":
+        places = [Place((curve.experts, curve.width, curve.context), m, on_cpu=on_cpu) for m in rows]
+    elif on_cpu:
+        # Skewed tokens all take the same k experts: that is balanced routing over k of them.
+        active = curve.top_k if curve.routing == "skewed" else curve.experts
+        places = [Place((active, curve.top_k, curve.hidden, curve.width), m, on_cpu=True) for m in rows]
     else:
         shape = (curve.experts, curve.top_k, curve.hidden, curve.width)
         places = [Place(shape, m, setting_at(granularity, m)) for m in rows]
@@ -155,14 +192,18 @@ def work_of(curve: RecordedCurve, granularity: Granularity | None) -> tuple[Work
     s, points = WEIGHT_BYTES[curve.dtype], [p.positions for p in curve.points]
     if curve.module == "dense":
         return tuple(dense_work(rows, 1, [(curve.width, curve.hidden)], s, None) for rows in points)
-    columns = granularity.parameter_rule("BLOCK_SIZE_N") if granularity is not None else None
     tile = granularity.tile if granularity is not None else None
+    if curve.module == "attention":
+        # torch's CPU kernel ends its last query block with the rows that there are.
+        heads, cached, padded = curve.experts, curve.context, curve.gpu != "cpu"
+        return tuple(attention_work(n, 1, cached, heads, heads, curve.width, s, tile, False, padded) for n in points)
+    columns = granularity.parameter_rule("BLOCK_SIZE_N") if granularity is not None else None
     dimensions = (curve.experts, curve.top_k, curve.hidden, curve.width)
     return tuple(moe_work(rows, 1, curve.routing, *dimensions, s, tile, 3, columns) for rows in points)
 
 
-def fit(joined: Sequence[Joined], processors: int | None = None) -> Calibration:
-    """The calibration of these curves' kernel. processors: of the GPU; None takes the catalog's.
+def fit(joined: Sequence[Joined], peaks: Peaks | None = None) -> Calibration:
+    """The calibration of these curves' kernel. peaks: of the device; None takes the catalog's.
 
     Raises NoFit where too few shapes are there or the fit does not converge.
     """
@@ -170,10 +211,7 @@ def fit(joined: Sequence[Joined], processors: int | None = None) -> Calibration:
 
     if len({j.curve.shape for j in joined}) < MIN_SHAPES:
         raise NoFit(f"{len({j.curve.shape for j in joined})} shapes are too few: a fit needs {MIN_SHAPES}")
-    gpu = catalog.gpu(joined[0].curve.gpu)
-    known, dtype = processors or gpu.multiprocessors, joined[0].curve.dtype
-    if known is None:
-        raise NoFit(f"the catalog does not know how many multiprocessors {gpu.name} has")
+    peaks = peaks or peaks_of(joined[0].curve.gpu, joined[0].curve.dtype)
     tiles = [t for t in TILES if any(w.tile == t for j in joined for w in j.work)]
     curves = [
         _thinned([(w, math.log(p.latency_us)) for w, p in zip(j.work, j.curve.points, strict=True) if _is_used(j, p)])
@@ -191,14 +229,14 @@ def fit(joined: Sequence[Joined], processors: int | None = None) -> Calibration:
     def calibration(x: Sequence[float]) -> Calibration:
         bandwidth, overlap, fixed, reread, activation, block, *shares = x
         return Calibration(
-            gpu.peak_flops_of(dtype) * (1.0 if tiles else math.exp(shares[0])),
-            gpu.bandwidth * math.exp(bandwidth),
+            peaks.flops * (1.0 if tiles else math.exp(shares[0])),
+            peaks.bandwidth * math.exp(bandwidth),
             math.exp(overlap),
             reread if present["re-read share"] else 1.0,
             math.exp(fixed),
             tuple((t, math.exp(s)) for t, s in zip(tiles, shares, strict=True)) if tiles else (),
             math.exp(block) if present["block"] else 0.0,
-            known,
+            peaks.processors,
             math.exp(activation) if present["activations"] else None,
         )
 
@@ -214,19 +252,16 @@ def fit(joined: Sequence[Joined], processors: int | None = None) -> Calibration:
 
     # Bounds, and whether reaching one means that the effect is absent (or whole) and not that the fit escapes.
     heights = len(tiles) or 1
+    above = 1.5 if peaks.observed else 0.0
     bounds = [
-        (
-            -2.0,
-            0.05,
-            False,
-            True,
-        ),  # bandwidth: at most the peak, and the little that stays in the cache between forwards
+        # bandwidth: at most the peak, and the little that stays in the cache between forwards
+        (-2.0, 0.05 + above, False, True),
         (0.0, 3.0, True, True),  # overlap: 1 is none, 20 is full
         (-3.0, 6.0, True, False),  # fixed cost: 0.05 to 400 us
         (0.0, 1.0, True, True),  # share of a second tile's read that misses the cache
         (-3.0, 3.0, True, False),  # activations
         (-7.0, 3.0, True, False),  # a block's own time: a nanosecond is none
-        *[(-4.0, 0.0, False, True)] * heights,  # share of the peak: all of it where compute never limits
+        *[(-4.0, above, False, True)] * heights,  # share of the peak: all of it where compute never limits
     ]
     low, high = [b[0] for b in bounds], [b[1] for b in bounds]
     starts = [[-0.2, overlap, 2.5, 0.3, 0.0, -1.0, *[-0.5] * heights] for overlap in (0.7, 1.8)]
@@ -245,7 +280,7 @@ def fit(joined: Sequence[Joined], processors: int | None = None) -> Calibration:
     )
     for name, x, (least, most, at_least, at_most) in zip(names, best.x, bounds, strict=True):
         edge = 1e-3 * (most - least)
-        if not present.get(name, True):
+        if not present.get(name, True) or peaks.observed:
             continue
         if (x < least + edge and not at_least) or (x > most - edge and not at_most):
             raise NoFit(f"the fit sits on a bound: {name} at {x:.2f}, between {least} and {most}")
@@ -294,10 +329,9 @@ class HeldOut:
         """Share of curves."""
         return sum(s <= 1 for s in self.steps) / len(self.steps)
 
-    @property
-    def spread(self) -> tuple[float, float]:
-        """5th and 95th percentile of the ratios."""
-        return percentiles(self.ratios)
+    def spread(self, outside: float = OUTSIDE) -> tuple[float, float]:
+        """The middle of the ratios, without this share of them at each end."""
+        return percentiles(self.ratios, outside)
 
     def covered(self, spread: tuple[float, float]) -> float:
         """Share of curves whose recorded N_max lies in the interval that this spread gives the predicted one."""
@@ -370,15 +404,15 @@ def leftover(joined: Sequence[Joined], c: Calibration) -> tuple[list[Place], Res
     places, log_ratios = [], []
     for j in joined:
         for p, w, place in zip(j.curve.points, j.work, j.places, strict=True):
-            if _is_used(j, p) and (j.curve.module != "dense" or p.positions in GEMM_ROWS):
+            if _is_used(j, p) and (j.curve.module != "dense" or place.on_cpu or p.positions in GEMM_ROWS):
                 places.append(place)
                 log_ratios.append(math.log(p.latency_us / (w.latency_us(c) + c.fixed_us)))
     return places, krige(places, log_ratios, c.processors)
 
 
-def fitted_predictor(joined: Sequence[Joined], processors: int | None = None) -> Callable[[Joined], list[float]]:
+def fitted_predictor(joined: Sequence[Joined], peaks: Peaks | None = None) -> Callable[[Joined], list[float]]:
     """What these curves say of others: calibration and residuals. Raises NoFit."""
-    c = fit(joined, processors)
+    c = fit(joined, peaks)
     return by_calibration(c, leftover(joined, c)[1])
 
 
@@ -393,13 +427,23 @@ def folds(joined: Sequence[Joined], count: int = FOLDS) -> list[tuple[list[Joine
     ]
 
 
+def as_it_is(j: Joined) -> list[Joined]:
+    """A curve that is judged from its own N0 alone."""
+    return [j]
+
+
 def cross_validate(
-    joined: Sequence[Joined], make: Callable[[Sequence[Joined]], Callable[[Joined], Sequence[float]]] = fitted_predictor
+    joined: Sequence[Joined],
+    make: Callable[[Sequence[Joined]], Callable[[Joined], Sequence[float]]] = fitted_predictor,
+    views: Callable[[Joined], list[Joined]] = as_it_is,
 ) -> HeldOut:
-    """Every shape judged by what `make` says from curves of other shapes. Raises NoFit."""
+    """Every shape judged by what `make` says from curves of other shapes. views: a curve from every N0 that it is judged from.
+
+    Raises NoFit.
+    """
     total = NOTHING
     for seen, unseen in folds(joined):
-        total += judge(unseen, make(seen))
+        total += judge([view for j in unseen for view in views(j)], make(seen))
     return total
 
 
@@ -407,15 +451,18 @@ def calibrate(
     joined: Sequence[Joined],
     sha256: str,
     kind: Literal["recorded", "measured"] = "recorded",
-    processors: int | None = None,
+    peaks: Peaks | None = None,
+    views: Callable[[Joined], list[Joined]] = as_it_is,
+    outside: float = OUTSIDE,
 ) -> tuple[Fitted, str]:
-    """The calibration of one GPU, framework, kernel and dtype, with its cross-validated figures; and its residuals' file.
+    """The calibration of one device, framework, kernel and dtype, with its cross-validated figures; and its residuals' file.
 
-    sha256: of what the curves were read from. processors: of the GPU; None takes the catalog's. Raises NoFit.
+    sha256: of what the curves were read from. peaks: of the device; None takes the catalog's. views: as cross_validate has
+    them. outside: share of the held-out points beyond each end of a spread. Raises NoFit.
     """
-    c = _rounded(fit(joined, processors))
+    c = _rounded(fit(joined, peaks))
     places, residuals = leftover(joined, c)
-    held_out = cross_validate(joined, partial(fitted_predictor, processors=processors))
+    held_out = cross_validate(joined, partial(fitted_predictor, peaks=peaks), views)
     first = joined[0].curve
     fitted = Fitted(
         gpu=first.gpu,
@@ -436,9 +483,9 @@ def calibrate(
         shapes=len({j.curve.shape for j in joined}),
         error=round(held_out.error, 4),
         within_one_step=round(held_out.within_one_step, 3),
-        spread=held_out.spread,
-        covered=round(held_out.covered(held_out.spread), 3),
-        latency_spread=percentiles([1 + e for e in held_out.signed]),
+        spread=held_out.spread(outside),
+        covered=round(held_out.covered(held_out.spread(outside)), 3),
+        latency_spread=percentiles([1 + e for e in held_out.signed], outside),
         releases=tuple(sorted({j.curve.release for j in joined})),
         source=first.source.partition(":")[0],
         sha256=sha256,
@@ -462,10 +509,11 @@ def _rounded(c: Calibration) -> Calibration:
     )
 
 
-def percentiles(values: Sequence[float]) -> tuple[float, float]:
-    """The 5th and the 95th, to three digits; (1, 1) of nothing."""
+def percentiles(values: Sequence[float], outside: float = OUTSIDE) -> tuple[float, float]:
+    """What lies between all but this share of them at each end, to three digits; (1, 1) of nothing."""
     ordered = sorted(values) or [1.0]
-    return round(ordered[len(ordered) // 20], 3), round(ordered[-(len(ordered) // 20) - 1], 3)
+    left_out = int(len(ordered) * outside)
+    return round(ordered[left_out], 3), round(ordered[-left_out - 1], 3)
 
 
 def _round(value: float) -> float:

@@ -21,8 +21,9 @@ from pytest_nfp.recordings import aiconfigurator
 from pytest_nfp.recordings.errors import NoRecording
 
 Module = Literal["dense", "moe"]
+"""What recorded tables hold."""
 DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8_block", "int4": "int4_wo", "mxfp4": "w4a16_mxfp4"}
-WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "int4": 0.5, "mxfp4": 0.5}
+WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "int4": 0.5, "mxfp4": 0.5}
 KERNELS = {
     "triton": (
         "sglang_fused_moe_triton",
@@ -56,17 +57,18 @@ MIN_POINTS = 8
 
 @dataclass(frozen=True, slots=True)
 class RecordedCurve:
-    """One curve: T in microseconds over rows M (tokens, or rows of the GEMM).
+    """One curve: T in microseconds over rows M (tokens, rows of the GEMM, or query rows of a request).
 
     MoE: experts, width and hidden of one rank, top_k, and `distribution` (balanced, power_law_1.01, ...); tp: ranks that
-    an expert is cut over. dense: width = n, hidden = k, experts = top_k = 1. base: the smallest measured M at which all
-    experts are active under balanced routing, else 1.
+    an expert is cut over. dense: width = n, hidden = k, experts = top_k = 1. attention: experts = heads, width = head
+    dimension, `context` cached tokens. base: the smallest measured M at which all experts are active under balanced
+    routing, else 1.
     """
 
     gpu: str
     framework: str
     release: str
-    module: Module
+    module: Module | Literal["attention"]
     dtype: str
     kernel: str
     experts: int
@@ -78,6 +80,7 @@ class RecordedCurve:
     base: int
     points: tuple[Point, ...]
     source: str
+    context: int = 0
 
     @property
     def weight_bytes(self) -> float:
@@ -87,7 +90,9 @@ class RecordedCurve:
 
     @property
     def family(self) -> str:
-        """What is calibrated together: gemm, triton, flashinfer-cutlass, ...; the table's own name for any other kernel."""
+        """What is calibrated together: gemm, triton, flashinfer-cutlass, ...; any other kernel, and each of a CPU, by its own name."""
+        if self.gpu == "cpu":
+            return self.kernel
         if self.module == "dense":
             return "gemm"
         return next((name for name, sources in KERNELS.items() if self.kernel in sources), self.kernel)
@@ -100,7 +105,8 @@ class RecordedCurve:
     @property
     def shape(self) -> tuple[int, ...]:
         """What makes two curves of one kernel different: held out together."""
-        return self.experts, self.top_k, self.hidden, self.width * self.tp, self.tp
+        found = self.experts, self.top_k, self.hidden, self.width * self.tp, self.tp
+        return (*found, self.context) if self.context else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@
 x places a forward: its shape, its rows and the tile configuration that runs, as logarithms over a length scale each. The
 weights w solve (K + NOISE * I) w = log(recorded / tile roofline) over the points that were fitted. Far from every recorded
 point r is 1. A GEMM's library publishes no tile: rows up to the next 16, 64 and 128 and the last wave of thread blocks
-stand in for it, which is where libraries switch kernels.
+stand in for it, which is where libraries switch kernels. A CPU's kernel has neither tiles nor waves here: what it leaves
+over is a matter of its rows above all, and of its shape a little.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ MOE_SCALES = (2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.0)
 """log of experts, k, hidden, width; rows an expert, tile, padding; then PARAMETERS."""
 GEMM_SCALES = (2.0, 2.0, 1.0, 0.3, 0.7, 0.7, 0.5, 0.5)
 """log of n, k, rows, rows up to 16, 64, 128; last wave of 64 x 128 and of 128 x 256 blocks."""
+CPU_SHAPE_SCALE = 4.0
+CPU_ROWS_SCALE = 0.3
+"""log of every dimension of the shape, and of the rows of a GEMM, of an expert, or of a request's queries."""
+CPU_NOISE = 0.3
+"""A CPU's forward is measured a few times, on a machine that others may use."""
 GEMM_ROWS = frozenset(
     {
         *(1, 2, 4, 8, 16, 17, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 113, 128, 129, 160, 161, 192, 193),
@@ -44,11 +50,15 @@ GEMM_ROWS = frozenset(
 
 
 class Place(NamedTuple):
-    """Where a forward stands: (experts, k, hidden, width) or a GEMM's (n, k); rows; tile rows and PARAMETERS (MoE)."""
+    """Where a forward stands: its shape, its rows, tile rows and PARAMETERS (MoE on a GPU), and whose kernel it is.
+
+    The shape is a GEMM's (n, k), (experts, k, hidden, width), or attention's (heads, head dimension, context).
+    """
 
     shape: tuple[int, ...]
     rows: int
     setting: tuple[int, ...] = ()
+    on_cpu: bool = False
 
 
 def setting_at(granularity: Granularity | None, rows: int) -> tuple[int, ...]:
@@ -64,6 +74,8 @@ def setting_at(granularity: Granularity | None, rows: int) -> tuple[int, ...]:
 
 def coordinates(place: Place, processors: int) -> list[float]:
     """The place in units of the length scales."""
+    if place.on_cpu:
+        return _cpu_coordinates(place)
     rows = place.rows
     scales: tuple[float, ...]
     if len(place.shape) == 2:
@@ -81,6 +93,13 @@ def coordinates(place: Place, processors: int) -> list[float]:
         raw = [*shape, math.log(each), math.log(tile), padding, *(math.log(max(1, p)) for p in parameters)]
         scales = MOE_SCALES
     return [value / scale for value, scale in zip(raw, scales, strict=True)]
+
+
+def _cpu_coordinates(place: Place) -> list[float]:
+    shape, rows = place.shape, float(place.rows)
+    if len(shape) == 4:  # A token goes to k of the experts: the rows are an expert's.
+        rows *= shape[1] / shape[0]
+    return [*(math.log(v) / CPU_SHAPE_SCALE for v in shape), math.log(rows) / CPU_ROWS_SCALE]
 
 
 def _last_wave(rows: int, columns: int, tall: int, wide: int, processors: int) -> float:
@@ -122,7 +141,7 @@ def krige(places: Sequence[Place], log_ratios: Sequence[float], processors: int)
 
     at = np.array([coordinates(p, processors) for p in places])
     kernel = _kernel(at, at)
-    kernel[np.diag_indices_from(kernel)] = 1 + NOISE
+    kernel[np.diag_indices_from(kernel)] = 1 + (CPU_NOISE if places[0].on_cpu else NOISE)
     factor = cho_factor(kernel, overwrite_a=True, check_finite=False)
     weights = np.round(cho_solve(factor, np.array(log_ratios), check_finite=False) / UNIT) * UNIT
     return Residuals(at, weights, processors)
@@ -139,11 +158,12 @@ class _Curve(BaseModel):
 
 
 class ResidualsFile(BaseModel):
-    """catalog/residuals/<gpu>-<framework>-<kernel>-<dtype>.json."""
+    """catalog/residuals/<gpu>-<framework>-<kernel>-<dtype>.json, or the same beside a machine's own calibrations."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     schema_: Literal[1] = Field(alias="schema")
     processors: int
+    on_cpu: bool = False
     settings: tuple[tuple[int, ...], ...]
     curves: tuple[_Curve, ...]
 
@@ -168,6 +188,8 @@ def text_of(places: Sequence[Place], residuals: Residuals) -> str:
             }
         )
     head = {"schema": 1, "processors": residuals.processors, "settings": settings}
+    if places[0].on_cpu:
+        head["on_cpu"] = True
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
     return json.dumps(head)[:-1] + ', "curves": [\n' + lines + "\n]}\n"
 
@@ -179,7 +201,7 @@ def read(path: Path) -> Residuals:
 
     found = read_json(path, ResidualsFile)
     at = [
-        coordinates(Place(c.shape, rows, found.settings[s]), found.processors)
+        coordinates(Place(c.shape, rows, found.settings[s], found.on_cpu), found.processors)
         for c in found.curves
         for rows, s in zip(c.rows, c.settings, strict=True)
     ]

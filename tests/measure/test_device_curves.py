@@ -78,7 +78,7 @@ def test_planted_numbers_come_back_from_a_run(monkeypatch: pytest.MonkeyPatch) -
     assert {c.source for c in curves} == {"NVIDIA H20, driver 570.1, cuda 12.8, torch 2.13.0, simulated"}
     joined, left_out = fit.join(curves)
     assert not left_out
-    found = fit.fit(joined, 78)
+    found = fit.fit(joined, fit.peaks_of("h20", "bf16", 78))
     assert found.bandwidth == pytest.approx(PLANTED.bandwidth, rel=0.03)
     assert found.flops == pytest.approx(PLANTED.flops, rel=0.10)
     assert found.processors == 78

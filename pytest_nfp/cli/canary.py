@@ -1,0 +1,76 @@
+"""nfp canary: what the newest release of each framework can no longer be asked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from packaging.version import Version
+
+from pytest_nfp import catalog, upgrade
+from pytest_nfp.cases import Backend, Case
+from pytest_nfp.catalog import UnknownName
+from pytest_nfp.cli import options
+from pytest_nfp.granularity import artifacts
+from pytest_nfp.upgrade import MODULE_OF
+
+FRAMEWORKS = ("vllm", "sglang", "flashinfer-python", "flash-attn")
+"""Frameworks whose final releases on the package index hold a rule. flash-attn-3 is in none, flash-attn-4 in pre-releases alone."""
+DTYPES = {"moe": ("bf16", "fp8", "fp8-block"), "attention": ("bf16",)}
+EXIT_UNKNOWN = 1
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    p = commands.add_parser(
+        "canary",
+        help="rules of the newest releases that can't be evaluated",
+        description="Reads the newest release of each framework from the package index and asks its rule about the catalog's GPUs and"
+        " models. Names every rule that is unknown, with the reason. Exit 1 if there is one, 0 if not, 2 where the index can't be read.",
+        epilog="example: nfp canary --framework vllm --gpu h200",
+    )
+    p.add_argument("--framework", choices=FRAMEWORKS, action="append", default=[], help="default all; repeatable")
+    p.add_argument("--gpu", action="append", default=[], help="catalog name; repeatable (default: every GPU)")
+    options.add_until(p)
+    p.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Ask and print. Raises UnknownName for an unknown GPU, RuleUnknown where the index can't be read."""
+    artifacts.read_index_until(given.until)
+    gpus = options.gpus(given.gpu)
+    count = 0
+    for framework in given.framework or FRAMEWORKS:
+        release = newest(framework)
+        for dtype in DTYPES[MODULE_OF[framework]]:
+            cases = upgrade.default_cases(Backend(framework, release), gpus, list(catalog.models()), dtype)
+            reasons = unknown(cases)
+            asked = f"{framework}=={release} {MODULE_OF[framework]} {dtype}"
+            print(f"{asked}: {len(cases)} questions, {sum(reasons.values())} unknown")
+            for reason, times in reasons.items():
+                print(f"  {times} times: {reason}")
+            sys.stdout.flush()
+            count += sum(reasons.values())
+    return EXIT_UNKNOWN if count else 0
+
+
+def newest(framework: str) -> str:
+    """The newest release that is no pre-release. Raises RuleUnknown where the index can't be read."""
+    releases = [r for r in artifacts.known_releases(framework) if not Version(r).is_prerelease]
+    if not releases:
+        raise UnknownName(f"the package index has no final release of {framework}")
+    return releases[-1]
+
+
+def unknown(cases: Sequence[Case]) -> dict[str, int]:
+    """Why a map, or which kernel runs before it, is unknown -> of how many cases."""
+    found: dict[str, int] = {}
+    for side in upgrade.answer(cases):
+        reason = side.unknown
+        if side.granularity is not None and side.granularity.kernel == "unknown":
+            reason = f"the kernel is unknown: {side.granularity.kernel_reason}"
+        if reason:
+            found[reason] = found.get(reason, 0) + 1
+    return found

@@ -25,7 +25,7 @@ $(BIN)/python:
 # The CPU part may end with failed cases: that is an answer, and the H200 part still runs. The exit code keeps it.
 certify: .venv/.cpu
 	@code=0; \
-	$(BIN)/python -m pytest suites --nfp-gpu=cpu -q || code=$$?; \
+	$(BIN)/python -m pytest suites --nfp-gpu=cpu --nfp-protocol=quick -q || code=$$?; \
 	$(BIN)/python -m pytest suites/dense suites/moe --nfp-gpu=h200 --nfp-measure=recorded -q \
 	  $(CERTIFY_BACKENDS) || code=$$?; \
 	echo; echo "open reports/index.html"; exit $$code

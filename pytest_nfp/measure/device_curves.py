@@ -67,7 +67,7 @@ CPU_ATTENTION = (
 """(heads, cached tokens), each of 128 dimensions."""
 CPU_ROWS = {
     "dense": (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48),
-    "moe": (1, 2, 3, 4, 5, 6, 8, 12, 16),
+    "moe": (1, 2, 3, 4, 5, 6, 8, 12),
     "attention": (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 33),
 }
 """Rows of a GEMM, of each active expert, or of a request's queries: both sides of every place where a CPU's kernels were seen to switch."""

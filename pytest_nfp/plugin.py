@@ -344,10 +344,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     own = config.stash.get(SESSION, None)
     if own is None or not own.cases or hasattr(config, "workeroutput"):
         return
-    from pytest_nfp.report.terminal import summary_lines
+    from pytest_nfp.report.shown import shown
+    from pytest_nfp.report.terminal import headline, summary_lines
 
     for record in own.records():
         terminalreporter.section(f"near-free parallelism: {record.gpu}")
+        for line in [*headline(shown(record)), ""]:
+            terminalreporter.write_line(line)
         for line in summary_lines(record, terminalreporter.verbosity):
             terminalreporter.write_line(line)
     for path in own.written_baselines:

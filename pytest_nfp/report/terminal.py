@@ -30,6 +30,34 @@ MODELS = (
 HEADER = ("case", "N_idle", "principle", "tile roofline", "n_max", "interval", "first exit", "kind", "outcome")
 
 
+def headline(record: Record) -> list[str]:
+    """Three lines: what was found, what it was held to, and what to do."""
+    asked = [c for c in record.cases if "boundary" in c.tests] or record.cases
+    found = ", ".join(f"{n} {outcome}" for outcome, n in totals(asked).items())
+    what = "boundaries" if any("boundary" in c.tests for c in asked) else "cases"
+    held = [c.tests["boundary"].held_to for c in asked if "boundary" in c.tests]
+    counts = {name: sum(name in names for names in held) for name in dict.fromkeys(n for names in held for n in names)}
+    agreed = ", ".join(f"{name} ({n} agree)" for name, n in counts.items())
+    return [
+        f"found: {len(asked)} {what} on {record.machine.get('title', record.gpu)}: {found}",
+        f"held to: {agreed or 'nothing that a boundary agrees with'}",
+        f"to do: {_to_do(asked)}",
+    ]
+
+
+def _to_do(cases: Sequence[CaseRecord]) -> str:
+    """What a reader does about the worst outcome."""
+    counts = totals(cases)
+    if failed := counts.get("FAIL", 0) + counts.get("INVALID", 0):
+        return f"read the reasons of the {failed} that FAIL or are INVALID, below"
+    if undecided := counts.get("UNDECIDED", 0):
+        return (
+            f"nothing failed; --nfp-update=missing stores the {undecided} UNDECIDED as baselines, where their boundary is sure,"
+            " and later runs are held to them"
+        )
+    return "nothing"
+
+
 def summary_lines(record: Record, verbosity: int = 0) -> list[str]:
     """Lines of the summary; reasons of cases that passed only with -v."""
     record = shown(record)

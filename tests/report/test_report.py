@@ -15,7 +15,7 @@ from pytest_nfp.records import FIRST, Record, TestResult
 from pytest_nfp.report import write_reports
 from pytest_nfp.report.changes import view_of
 from pytest_nfp.report.html import render
-from pytest_nfp.report.terminal import summary_lines
+from pytest_nfp.report.terminal import headline, summary_lines
 from tests.conftest import PROJECT
 
 from .made import BASELINE, FINE, GRANULARITY, case, record
@@ -287,3 +287,20 @@ def test_a_full_model_stands_beside_the_sum_of_its_modules() -> None:
     assert not any(line.startswith("full model") for line in summary_lines(record(case("other"))))
     failed = case("m", composed={"reason": "its q can't be measured alone"})
     assert not any(line.startswith("full model") for line in summary_lines(record(failed)))
+
+
+def test_the_headline_says_in_three_lines_what_was_found() -> None:
+    """Counts of boundaries, what they agree with, what to do; a failure before what is undecided."""
+    passed = case("a", tests={"boundary": TestResult(outcome="PASS", held_to=["prediction", "baseline"])})
+    open_ = case("b", outcome="UNDECIDED", tests={"boundary": TestResult(outcome="UNDECIDED")})
+    failed = case("c", outcome="FAIL", tests={"boundary": TestResult(outcome="FAIL")})
+    found, held, to_do = headline(record(passed, open_))
+    assert found.startswith("found: 2 boundaries on ")
+    assert found.endswith(": 1 PASS, 1 UNDECIDED")
+    assert held == "held to: prediction (1 agree), baseline (1 agree)"
+    assert to_do.startswith("to do: nothing failed; --nfp-update=missing stores the 1 UNDECIDED")
+    assert headline(record(passed))[2] == "to do: nothing"
+    assert headline(record(open_))[1] == "held to: nothing that a boundary agrees with"
+    assert (
+        headline(record(passed, open_, failed))[2] == "to do: read the reasons of the 1 that FAIL or are INVALID, below"
+    )

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 from pytest_nfp.catalog import Attention, Dense, Model, Moe
 
 HIDDEN = {"dense": 1024, "moe": 256}
 LAYERS = {"dense": 4, "moe": 6}
 """So many that what one forward reads, k experts a layer at the least, is more than two common last-level caches."""
+CPU_BYTES = 4
+"""Of a weight in FP32, in which a CPU's cases are."""
 VOCABULARY = 1024
 LONGEST = 4096
 SUFFIX = "~tiny"
 
 
-def tiny(model: Model) -> Model:
+def tiny(model: Model, cold_bytes: int = 0) -> Model:
     """The model with fewer and narrower layers, named model~tiny.
 
     Kept: head dimension, query heads per KV head, experts, k, expert width, the dense width over the hidden size. One KV
-    head, no shared experts, no dense layers before the experts. Raises ValueError for a model without attention or FFN.
+    head, no shared experts, no dense layers before the experts. cold_bytes: what a forward must read at the least, in FP32
+    and with k experts a layer, for its weights to have left the cache when they are read again: layers are added until it
+    does. Raises ValueError for a model without attention or FFN.
     """
     if model.attention is None or (model.dense is None and model.moe is None):
         raise ValueError(f"{model.name} is a module shape, not a model")
@@ -29,7 +35,7 @@ def tiny(model: Model) -> Model:
         moe = Moe(experts=model.moe.experts, top_k=model.moe.top_k, width=model.moe.width)
     elif dense is not None:
         dense = Dense(width=max(1, dense.width * hidden // model.hidden), matrices=dense.matrices)
-    return model.model_copy(
+    small = model.model_copy(
         update={
             "name": model.name + SUFFIX,
             "hidden": hidden,
@@ -47,3 +53,13 @@ def tiny(model: Model) -> Model:
             ),
         }
     )
+    layers = small.layers
+    assert layers is not None
+    one, two = (_read(small.model_copy(update={"layers": n})) for n in (1, 2))
+    missing = cold_bytes - _read(small)
+    return small if missing <= 0 else small.model_copy(update={"layers": layers + math.ceil(missing / (two - one))})
+
+
+def _read(model: Model) -> float:
+    """Bytes of the weights that a forward reads at the least."""
+    return CPU_BYTES * model.weights(model.moe.top_k if model.moe is not None else None)

@@ -49,6 +49,22 @@ def test_what_a_cpu_runs_by_default_fits_it_and_no_cache(name: str) -> None:
     assert all(context <= 4096 for context in small.context)
 
 
+@pytest.mark.parametrize("name", ["qwen3-8b", "llada-2.1-mini"])
+@pytest.mark.parametrize("cache_mib", [1, 32, 240])
+def test_layers_are_added_until_no_cache_holds_a_forward(name: str, cache_mib: int) -> None:
+    """Two caches' worth of weights with k experts a layer, by no more than a layer; where that is there anyway nothing changes."""
+    cold = 2 * cache_mib * 2**20
+    small, plain = tiny(catalog.model(name), cold), tiny(catalog.model(name))
+    k = small.moe.top_k if small.moe is not None else None
+    assert 4 * small.weights(k) >= cold
+    assert small.layers is not None and plain.layers is not None
+    if small.layers == plain.layers:
+        assert small == plain
+    else:
+        fewer = small.model_copy(update={"layers": small.layers - 1})
+        assert 4 * fewer.weights(k) < cold
+
+
 def test_a_config_that_was_given_is_scaled_field_by_field(tmp_path: Path) -> None:
     """Its own architecture, at the dimensions of the scaled model: what is built is what the case says."""
     given = {

@@ -123,7 +123,7 @@ def _scaled(config: dict[str, Any], model: Model) -> dict[str, Any]:
     }
     found = config | {name: value for name, value in sizes.items() if value is not None}
     if kinds:
-        found["layer_types"] = kinds[: model.layers]
+        found["layer_types"] = kinds[:1] * (model.layers or 0)  # all are of one kind
     if moe is not None:
         # Layers without experts, and shared ones, are not in a scaled model.
         found |= {

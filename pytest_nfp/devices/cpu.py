@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ CLOCK_DRIFT = 0.25
 """A processor's cores change their clocks by themselves all the time; T(N0) shows what matters of it."""
 DEFAULT_CACHE_BYTES = 64 * 2**20
 """Where the system does not tell: larger than most, so that more is rotated, not less."""
+LARGE_CACHE_BYTES = 64 * 2**20
+"""Above this the host's number is not taken for what a process can use: it is measured, which takes seconds."""
+ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+"""Variables by which a library of torch keeps to an older instruction set than torch itself."""
 
 
 def device() -> Device:
@@ -29,18 +34,20 @@ def device() -> Device:
         "isa": torch.backends.cpu.get_cpu_capability(),
         "torch": str(torch.__version__),
     }
+    identity |= {name: os.environ[name] for name in ISA_VARIABLES if name in os.environ}
+    cache_bytes, told = _usable_cache()
     return Device(
         gpu="cpu",
         title=f"{identity['processor']}, {identity['threads']} threads, {identity['isa']}",
         identity=identity,
         time_us=time_us,
-        cache_bytes=_cache_bytes(),
+        cache_bytes=cache_bytes,
         torch_release=torch.__version__.split("+")[0],
         read=read,
         clock_drift=CLOCK_DRIFT,
         known_length=spin,
         kernels=kernels,
-        notes={"platform": platform.platform()},
+        notes={"platform": platform.platform()} | told,
     )
 
 
@@ -118,10 +125,48 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+@lru_cache(maxsize=1)
+def _usable_cache() -> tuple[int, dict[str, Any]]:
+    """Bytes of the last-level cache that this process can use, and how they were found where the host's number is not taken."""
+    reported = _cache_bytes() * _cache_domains()
+    if reported <= LARGE_CACHE_BYTES:
+        return reported, {}
+    from pytest_nfp.devices import reachable
+
+    found, latencies = reachable.measure(reported, _free_bytes())
+    return found, {
+        "cache": {
+            "reported_mib": round(reported / 2**20),
+            "reached_mib": round(found / 2**20),
+            "load_ns": {str(round(size / 2**20)): round(ns, 1) for size, ns in latencies},
+        }
+    }
+
+
 def _cache_bytes() -> int:
+    """What the host says of one last-level cache."""
     sizes = []
     for path in _CACHE.glob("index*/size"):
         text = path.read_text(encoding="ascii").strip()
         unit = {"K": 2**10, "M": 2**20}.get(text[-1:], 1)
         sizes.append(int(text.rstrip("KM")) * unit)
     return max(sizes, default=DEFAULT_CACHE_BYTES)
+
+
+def _cache_domains() -> int:
+    """How many last-level caches the processors of this process have: weights are spread over all of them."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
+    shared = set()
+    for cpu in allowed:
+        levels = sorted(_CACHE.parent.parent.glob(f"cpu{cpu}/cache/index*/shared_cpu_list"))
+        if levels:
+            shared.add(levels[-1].read_text(encoding="ascii").strip())
+    return max(1, len(shared))
+
+
+def _free_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return 0

@@ -13,10 +13,13 @@ import torch
 
 from pytest_nfp import devices
 from pytest_nfp.catalog import UnknownName
+from pytest_nfp.devices import cpu, reachable
 
 
-def test_the_cpu_has_an_identity_that_no_jitter_enters() -> None:
-    """Processor, cores, threads, ISA, torch: the same twice; a clock or a load is not in it."""
+def test_the_cpu_has_an_identity_that_no_jitter_enters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processor, cores, threads, ISA, torch: the same twice; a clock or a load is not in it. An older ISA of a library is."""
+    for name in cpu.ISA_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     device, reason = devices.find_device("cpu")
     assert device is not None
     assert reason == ""
@@ -25,6 +28,25 @@ def test_the_cpu_has_an_identity_that_no_jitter_enters() -> None:
     assert again is not None
     assert again.identity == device.identity
     assert device.cache_bytes > 2**18
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    older, _ = devices.find_device("cpu")
+    assert older is not None
+    assert older.identity == device.identity | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+
+def test_a_large_cache_is_measured_and_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """480 MiB by the host, 40 reached: what is rotated is held to 40 or a little more, and the record has both."""
+    monkeypatch.setattr(cpu, "_cache_bytes", lambda: 480 * 2**20)
+    monkeypatch.setattr(reachable, "chase_ns", lambda size: 45.0 if size <= 40 * 2**20 else 190.0)
+    cpu._usable_cache.cache_clear()
+    try:
+        device = cpu.device()
+    finally:
+        monkeypatch.undo()
+        cpu._usable_cache.cache_clear()
+    assert 40 * 2**20 < device.cache_bytes < 80 * 2**20
+    told = device.notes["cache"]
+    assert (told["reported_mib"], told["reached_mib"]) == (480, round(device.cache_bytes / 2**20))
 
 
 def test_time_and_load_move_forward() -> None:

@@ -48,7 +48,7 @@ class Figures:
 
     basis: datasheet, or where the calibration comes from. describes: whether the calibrated curve predicted the
     boundary of shapes that it had not seen; `cause` says what it could not describe. kernel: the kernel that is
-    calibrated, with what its roofline leaves over (`residuals`) and the middle 90% (of a CPU 95%) of the predicted over the recorded
+    calibrated, with what its roofline leaves over (`residuals`) and the middle 95% of the predicted over the recorded
     T(N)/T(N0) (`spread`) and T (`latency_spread`) on shapes that were held out. has_skewed: curves under skewed routing were
     among them.
     """

@@ -204,7 +204,10 @@ class Session:
     def _scaled(self, gpu: str, model: Model) -> Model:
         """The model as --nfp-scale says; module shapes stay, and have no cases."""
         is_tiny = (self.settings.scale or ("tiny" if gpu == "cpu" else "full")) == "tiny"
-        return tiny(model) if is_tiny and model.layers is not None and model.attention is not None else model
+        if not is_tiny or model.layers is None or model.attention is None:
+            return model
+        device = self.device(gpu)[0] if gpu == "cpu" else None
+        return tiny(model, trust.COLD_TURNS * device.cache_bytes if device is not None else 0)
 
     def _grid(self, module: Module, model: Model, is_named: bool) -> Grid | None:
         """What the options put in place of a subject's grid; None where it has none of the k. Raises UnknownName for a k above the E
@@ -588,9 +591,11 @@ class Session:
         elif is_sure and self._is_update(exact, has_baseline, verdict):
             agrees, because = True, ""
             if predicted is not None:
-                expected = held_to(predicted, figures, curve)
+                expected = held_to(case, predicted, figures, curve)
                 if expected is not None:
-                    ends = expected.low, expected.high
+                    # An interval that decides nothing agrees with everything: what is kept is whether the prediction itself does.
+                    n = expected.n_max
+                    ends = (n, n) if expected.is_wide else (expected.low, expected.high)
                     agrees = agreement(case, curve, boundary, *ends, self.settings.match_tolerance) == "agrees"
                     cause = figures.cause if figures is not None else ""
                     because = cause or explain(case, curve, boundary, expected.n_max, granularity)

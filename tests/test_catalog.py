@@ -175,3 +175,14 @@ def test_a_models_weights_are_its_published_count_without_the_embedding(name: st
     assert model.cached(1000, 3) == (model.layers or 0) * 3 * 1000 * model.attention.cached_width
     if model.moe is not None:
         assert model.weights(model.moe.top_k) < 0.35 * model.weights()
+
+
+def test_what_datasheet_predictions_are_off_by_is_known_of_what_is_recorded() -> None:
+    """GEMMs and experts of both frameworks; a framework without recordings has the widest; attention has none."""
+    for module in ("dense", "moe"):
+        both = [catalog.datasheet_spread(module, framework) for framework in ("vllm", "sglang")]
+        assert None not in both
+        lows, highs = zip(*(b for b in both if b is not None), strict=True)
+        assert all(low < high for low, high in zip(lows, highs, strict=True))
+        assert catalog.datasheet_spread(module, "my-kernels") == (min(lows), max(highs))
+    assert catalog.datasheet_spread("attention", "flash-attn") is None

@@ -26,6 +26,12 @@ H200 = catalog.gpu("h200")
 SHEET = datasheet(H200.peak_flops, H200.bandwidth)
 
 
+@pytest.fixture(autouse=True)
+def an_exact_principle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the principle had met every recorded curve: what is tested here is what is made of a prediction."""
+    monkeypatch.setattr(catalog, "datasheet_spread", lambda module, framework: (1.0, 1.0))
+
+
 def curve(*points: tuple[int, float], **changed: object) -> Curve:
     c = Curve(tuple(Point(n, us) for n, us in points), 32, "recorded", "a table", "triton")
     return replace(c, **changed)  # type: ignore[arg-type]
@@ -155,6 +161,27 @@ def test_an_interval_that_holds_nearly_everything_decides_nothing() -> None:
         assert "was 0.9 to 1.1 of the measured one" in v.reasons[0]
         assert judge(measured_curve, calibrated(interval, 512), stored(512, (512, 767)), GPU).outcome == "PASS"
     assert judge(measured_curve, calibrated((96, 767), 512), figures=GPU).outcome == "PASS"
+
+
+def test_the_principle_has_the_interval_of_its_errors_on_recorded_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apart from it by more than the match tolerance fails, inside it passes, and without recordings nothing is held to it."""
+    monkeypatch.setattr(catalog, "datasheet_spread", lambda module, framework: (0.5, 2.0))
+    assert judge(FLAT, predicted(256)).outcome == "PASS"
+    far = judge(FLAT, predicted(64))
+    assert far.outcome == "FAIL"
+    assert "recorded N_max 512 to 767, principle 64 [32, 128]: they differ" in far.reasons[0]
+    monkeypatch.setattr(catalog, "datasheet_spread", lambda module, framework: (0.5, 32.0))
+    wide = judge(FLAT, predicted(64))
+    assert wide.outcome == "UNDECIDED"
+    assert (
+        "wider than 8 times its beginning (95% of recorded N_max are 0.5 to 32 times the principle's)"
+        in wide.reasons[0]
+    )
+    assert judge(FLAT, predicted(64), stored(512, (512, 767))).outcome == "PASS"
+    monkeypatch.setattr(catalog, "datasheet_spread", lambda module, framework: None)
+    unknown = judge(FLAT, predicted(64))
+    assert unknown.outcome == "UNDECIDED"
+    assert "no recorded curve tells how far the principle is off for moe" in unknown.reasons[0]
 
 
 def test_a_recorded_curve_is_never_held_to_what_was_fitted_on_recordings() -> None:

@@ -18,6 +18,7 @@ Positive = Annotated[int, Field(gt=0)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FOLDER = Path(__file__).parent
 CALIBRATIONS = FOLDER / "calibrations.yaml"
+DATASHEET_ERRORS = FOLDER / "datasheet_errors.yaml"
 CONFIGS = FOLDER / "configs"
 """Config.json files of catalog models, as their engines read them."""
 
@@ -226,6 +227,37 @@ def gpus() -> tuple[Gpu, ...]:
 def models() -> tuple[Model, ...]:
     """Every model and module shape of the catalog, in its order."""
     return read_yaml(FOLDER / "models.yaml", _Models).models
+
+
+class _DatasheetError(_Strict):
+    """95% of the recorded N_max of a module and framework lie between these shares of the principle's."""
+
+    module: Literal["dense", "moe"]
+    framework: str
+    low: PositiveNumber
+    high: PositiveNumber
+    curves: Positive
+
+
+class _DatasheetErrors(_Strict):
+    schema_: Literal[1] = Field(alias="schema")
+    source: str
+    errors: tuple[_DatasheetError, ...]
+
+
+@lru_cache(maxsize=1)
+def _datasheet_errors() -> tuple[_DatasheetError, ...]:
+    return read_yaml(DATASHEET_ERRORS, _DatasheetErrors).errors
+
+
+def datasheet_spread(module: str, framework: str) -> tuple[float, float] | None:
+    """The recorded over the predicted N_max of the principle on datasheet figures: 95% lie between these two.
+
+    Of a framework that nothing is recorded of, the widest of the module's; None for a module without recordings.
+    """
+    known = [e for e in _datasheet_errors() if e.module == module]
+    mine = [e for e in known if e.framework == framework] or known
+    return (min(e.low for e in mine), max(e.high for e in mine)) if mine else None
 
 
 @lru_cache(maxsize=1)

@@ -30,8 +30,6 @@ PEAKS = "onednn-packed"
 KERNELS = (PEAKS, "matmul", "grouped_mm", "sdpa")
 BATCHES = (1, 2, 4)
 """A GEMM's boundary is judged from the rows of one position of so many requests."""
-OUTSIDE = 0.025
-"""Share of the held-out points beyond each end of a spread: 95% lie inside."""
 FIRST = 3
 """Curves after which a machine that lets none of them be trusted is given up."""
 MIN_COVERED = 0.8
@@ -63,10 +61,12 @@ def load_or_calibrate(device: Device, kernel: str, folder: Path, seed: int, say:
             return kept[kernel]
         cases = device_curves.cpu_cases(device, kernel)
         if not cases:
-            raise NoFit(f"nothing is calibrated for the kernel {kernel}")
+            raise NoFit(
+                f"nothing is calibrated for the kernel {kernel}" if kernel else "nothing is calibrated for this kernel"
+            )
         joined = _joined(cases, device, seed, say)
         sha256 = device_curves.digest([j.curve for j in joined])
-        found, leftover = fit.calibrate(joined, sha256, "measured", fit.observed_peaks(joined), views, OUTSIDE)
+        found, leftover = fit.calibrate(joined, sha256, "measured", fit.observed_peaks(joined), views)
         write_atomically(found.residuals_path(path), leftover)
         write_atomically(path, fit.text_of([*kept.values(), found]))
         residuals.read.cache_clear()

@@ -34,8 +34,8 @@ FOLDS = 4
 MIN_SHAPES = 8
 NEAR = 2.0
 """The spread of T(N)/T(N0) is that of points up to this ratio: farther out no boundary is read."""
-OUTSIDE = 0.05
-"""Share of the held-out points that the spread of a recorded GPU's calibration leaves out at each end."""
+OUTSIDE = 0.025
+"""Share of the held-out points that a spread leaves out at each end: it holds 95%."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Fitted(BaseModel):
     """A calibration as catalog/calibrations.yaml and a machine's own file hold it.
 
     kind: of what it was fitted to. error: median |T predicted / T - 1| on held-out shapes; within_one_step: share of
-    held-out curves whose N_max lies within one grid step; spread and latency_spread: the middle 90% (of a CPU, 95%) of the
+    held-out curves whose N_max lies within one grid step; spread and latency_spread: the middle 95% of the
     predicted over the recorded T(N)/T(N0) where that is at most 2, and over the recorded T; covered: share whose recorded
     N_max lies in the interval from the spread.
     """
@@ -329,9 +329,10 @@ class HeldOut:
         """Share of curves."""
         return sum(s <= 1 for s in self.steps) / len(self.steps)
 
-    def spread(self, outside: float = OUTSIDE) -> tuple[float, float]:
-        """The middle of the ratios, without this share of them at each end."""
-        return percentiles(self.ratios, outside)
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The middle 95% of the ratios."""
+        return percentiles(self.ratios)
 
     def covered(self, spread: tuple[float, float]) -> float:
         """Share of curves whose recorded N_max lies in the interval that this spread gives the predicted one."""
@@ -453,12 +454,11 @@ def calibrate(
     kind: Literal["recorded", "measured"] = "recorded",
     peaks: Peaks | None = None,
     views: Callable[[Joined], list[Joined]] = as_it_is,
-    outside: float = OUTSIDE,
 ) -> tuple[Fitted, str]:
     """The calibration of one device, framework, kernel and dtype, with its cross-validated figures; and its residuals' file.
 
     sha256: of what the curves were read from. peaks: of the device; None takes the catalog's. views: as cross_validate has
-    them. outside: share of the held-out points beyond each end of a spread. Raises NoFit.
+    them. Raises NoFit.
     """
     c = _rounded(fit(joined, peaks))
     places, residuals = leftover(joined, c)
@@ -483,9 +483,9 @@ def calibrate(
         shapes=len({j.curve.shape for j in joined}),
         error=round(held_out.error, 4),
         within_one_step=round(held_out.within_one_step, 3),
-        spread=held_out.spread(outside),
-        covered=round(held_out.covered(held_out.spread(outside)), 3),
-        latency_spread=percentiles([1 + e for e in held_out.signed], outside),
+        spread=held_out.spread,
+        covered=round(held_out.covered(held_out.spread), 3),
+        latency_spread=percentiles([1 + e for e in held_out.signed]),
         releases=tuple(sorted({j.curve.release for j in joined})),
         source=first.source.partition(":")[0],
         sha256=sha256,
@@ -509,10 +509,10 @@ def _rounded(c: Calibration) -> Calibration:
     )
 
 
-def percentiles(values: Sequence[float], outside: float = OUTSIDE) -> tuple[float, float]:
-    """What lies between all but this share of them at each end, to three digits; (1, 1) of nothing."""
+def percentiles(values: Sequence[float]) -> tuple[float, float]:
+    """The 2.5th and the 97.5th, to three digits; (1, 1) of nothing."""
     ordered = sorted(values) or [1.0]
-    left_out = int(len(ordered) * outside)
+    left_out = int(len(ordered) * OUTSIDE)
     return round(ordered[left_out], 3), round(ordered[-left_out - 1], 3)
 
 

@@ -139,8 +139,8 @@ def test_the_spread_is_that_near_the_boundary_and_its_interval_covers() -> None:
         joined(),
         lambda j: [p.latency_us * (1.05 if p.positions > j.curve.base else 1) for p in j.curve.points],
     )
-    assert found.spread() == (1.05, 1.05)
-    assert found.covered(found.spread()) == 1.0
+    assert found.spread == (1.05, 1.05)
+    assert found.covered(found.spread) == 1.0
     assert found.covered((1.0, 1.0)) < 1.0
 
 

@@ -101,11 +101,17 @@ def _joined(cases: list[Case], device: Device, seed: int, say: Callable[[str], N
 
 
 def views(j: Joined) -> list[Joined]:
-    """A GEMM's curve as seen from each batch's N0; any other as it is."""
+    """A GEMM's curve as each batch sees it, at the rows of whole positions; any other as it is."""
     if j.curve.module != "dense":
         return [j]
     rows = {p.positions for p in j.curve.points}
-    return [replace(j, curve=replace(j.curve, base=batch)) for batch in BATCHES if batch in rows]
+    return [_at_batch(j, batch) for batch in BATCHES if batch in rows]
+
+
+def _at_batch(j: Joined, batch: int) -> Joined:
+    kept = [i for i, p in enumerate(j.curve.points) if p.positions % batch == 0]
+    curve = replace(j.curve, base=batch, points=tuple(j.curve.points[i] for i in kept))
+    return replace(j, curve=curve, work=tuple(j.work[i] for i in kept), places=tuple(j.places[i] for i in kept))
 
 
 def figures(device: Device, kernel: str, dtype: str, folder: Path, seed: int, say: Callable[[str], None]) -> Figures:

@@ -212,9 +212,15 @@ def test_a_kernel_without_shapes_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_view_of_a_gemm_begins_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows 1, 2 and 4 are N0 of one, two and four requests; experts and attention have their own N0 alone."""
+    """Rows 1, 2 and 4 are N0 of one, two and four requests, which see the rows of whole positions alone; experts and attention have their own N0 alone."""
     machine = Cpu(monkeypatch)
     gemm, experts = (device_curves.cpu_cases(machine.device, kernel)[:1] for kernel in ("matmul", "grouped_mm"))
     (a,), (b,) = (device_curves.measured(cases, machine.device) for cases in (gemm, experts))
-    assert [v.curve.base for v in calibrate.views(fit.join_one(a, None))] == [1, 2, 4]
+    seen = calibrate.views(fit.join_one(a, None))
+    assert [v.curve.base for v in seen] == [1, 2, 4]
+    for v in seen:
+        rows = [p.positions for p in v.curve.points]
+        assert not [m for m in rows if m % v.curve.base]
+        assert [place.rows for place in v.places] == rows
+        assert len(v.work) == len(rows)
     assert [v.curve.base for v in calibrate.views(fit.join_one(b, None))] == [b.base]

@@ -21,7 +21,7 @@ from pytest_nfp.baselines import CaseBaseline, measured_of
 from pytest_nfp.measure import PROTOCOLS, sweep
 from pytest_nfp.measure.protocol import PAPER_FORWARDS
 from pytest_nfp.principle import Boundary, Point, find_boundary
-from pytest_nfp.principle.agreement import match_slack
+from pytest_nfp.comparison import slack
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.session import own_case
 from pytest_nfp.testing import Latency, Noise, Simulated, roofline, staircase, with_hole
@@ -101,7 +101,7 @@ def exact(e: Experiment) -> Boundary:
 def is_decided(b: Boundary) -> bool:
     """Whether what noise leaves open is within the match tolerance: a verdict can be given."""
     low, high = b.n_max_interval
-    return not b.undecided or (high is not None and high - low <= match_slack(low, 1, 1, MATCH_TOLERANCE))
+    return not b.undecided or (high is not None and high - low <= slack(low, (), 1, MATCH_TOLERANCE))
 
 
 def search(count: int, seed: int) -> None:

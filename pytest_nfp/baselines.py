@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_nfp import __version__
 from pytest_nfp.cases import Backend
+from pytest_nfp.comparison import KnownBoundary, KnownMap, compare_maps
 from pytest_nfp.files import read_yaml, write_atomically
-from pytest_nfp.granularity import Granularity, changed_ranges, tiles_in_words
+from pytest_nfp.granularity import Granularity, tiles_in_words
 from pytest_nfp.measure.curve import Curve
 from pytest_nfp.principle import Boundary
 
@@ -26,13 +27,19 @@ class _Strict(BaseModel):
 class Tiles(_Strict):
     """A granularity map: kernel, where the rule came from, [first, last, tile] ranges.
 
-    parameters: a digest of what the rule sets beside the tile (BLOCK_SIZE_N, warps, stages, ...), where it sets any.
+    parameters: a digest of what the rule sets beside the tile (BLOCK_SIZE_N, warps, stages, ...), where it sets any. choice: a
+    digest of the code that chooses the kernel, where the kernel is unknown.
     """
 
     kernel: str
     source: str
     parameters: str | None = None
+    choice: str | None = None
     tiles: list[tuple[Whole, Whole, Whole]]
+
+    def known(self) -> KnownMap:
+        """As it is compared."""
+        return KnownMap(self.kernel, [list(t) for t in self.tiles], self.choice)
 
 
 class Term(_Strict):
@@ -72,6 +79,10 @@ class Measured(_Strict):
     timer: str = ""
     runs: list[tuple[Whole, Annotated[float, Field(gt=0)]]] = []
     curve: list[tuple[Whole, Annotated[float, Field(gt=0)]]]
+
+    def known(self) -> KnownBoundary:
+        """As it is compared."""
+        return KnownBoundary(self.n_max, self.interval, self.kind, self.timer, tuple(n for n, _ in self.curve))
 
 
 class CaseBaseline(_Strict):
@@ -143,6 +154,7 @@ def tiles_of(granularity: Granularity) -> Tiles:
         kernel=granularity.kernel,
         source=", ".join(sources),
         parameters=granularity.parameters_digest,
+        choice=granularity.choice_digest,
         tiles=[(a, b, t) for a, b, t in granularity.tiles()],
     )
 
@@ -173,8 +185,9 @@ def dump(baseline: BaselineFile) -> str:
     data = baseline.model_dump(mode="json", by_alias=True)
     data["granularity"] = dict(sorted(data["granularity"].items()))
     for tiles in data["granularity"].values():
-        if tiles["parameters"] is None:
-            del tiles["parameters"]
+        for name in ("parameters", "choice"):
+            if tiles[name] is None:
+                del tiles[name]
     data["cases"] = {k: _without_nothing(v) for k, v in sorted(data["cases"].items(), key=lambda kv: _natural(kv[0]))}
     if not data["granularity"]:
         del data["granularity"]
@@ -203,9 +216,12 @@ def difference(old: BaselineFile | None, new: BaselineFile) -> list[str]:
         if before is None or after is None:
             said.append(f"{key}: {'new' if before is None else 'removed'}{f', {_tiles(after)}' if after else ''}")
             continue
-        parts = [f"kernel {before.kernel} to {after.kernel}"] if before.kernel != after.kernel else []
-        if tiles := changed_ranges([list(t) for t in before.tiles], [list(t) for t in after.tiles]):
-            parts.append(f"tile {tiles_in_words(tiles, after.tiles[-1][1])}")
+        found = compare_maps(before.known(), after.known())
+        parts = [f"kernel {found.kernel[0]} to {found.kernel[1]}"] if found.kernel else []
+        if found.unknown:
+            parts.append(f"{found.unknown}: {before.kernel} to {after.kernel}")
+        if found.tiles:
+            parts.append(f"tile {tiles_in_words(found.tiles, after.tiles[-1][1])}")
         elif before.tiles[-1][1] != after.tiles[-1][1]:
             parts.append(f"the map ends at {before.tiles[-1][1]}, then at {after.tiles[-1][1]}")
         parts += [f"source {before.source} to {after.source}"] if before.source != after.source else []

@@ -201,23 +201,33 @@ def _whole(
 
 
 def parse_backend(text: str) -> Backend:
-    """`vllm==0.33.0`; a framework without a release is completed by the caller. Raises UnknownName."""
-    framework, separator, release = text.partition("==")
-    framework = ALIASES.get(framework.strip().lower(), framework.strip().lower())
+    """`vllm==0.33.0`, and all that pip writes around it; a framework without a release is completed by the caller. Raises UnknownName.
+
+    Extras, markers, comments and local versions (`vllm[audio]==0.33.0+cu129 ; python_version > "3.9"  # pin`) choose no other
+    release.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.version import Version
+
+    line = re.sub(r"(^|\s+)#.*$", "", text).strip()
+    name = re.match(r"[^\[=<>!~;@\s]*", line)[0].lower()  # type: ignore[index]  # matches the empty text too
+    framework = ALIASES.get(name, name)
     known = sorted(OURS | {f for f, _ in registry.registered()})
     if framework not in known:
         how = "give one of these as FRAMEWORK==RELEASE; other frameworks have no granularity rule here yet"
         raise UnknownName(catalog.unknown("backend", text, [*known, *ALIASES], how))
-    if separator:
-        from packaging.version import InvalidVersion, Version
-
-        try:
-            Version(release)
-        except InvalidVersion:
-            raise UnknownName(
-                f"unknown release {release!r} of {framework}: not a version; write {framework}==1.2.3"
-            ) from None
-    return Backend(framework, release.strip())
+    try:
+        pins = list(Requirement(line).specifier)
+    except InvalidRequirement:
+        release = line.partition("==")[2].strip()
+        raise UnknownName(
+            f"unknown release {release!r} of {framework}: not a version; write {framework}==1.2.3"
+        ) from None
+    if not pins:
+        return Backend(framework, "")
+    if len(pins) > 1 or pins[0].operator not in ("==", "===") or "*" in pins[0].version:
+        raise UnknownName(f"{text!r} is more than one release of {framework}: write {framework}==1.2.3")
+    return Backend(framework, Version(pins[0].version).public)
 
 
 def frameworks(module: Module, gpu: str) -> list[str]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_nfp.comparison import compare_boundaries, compare_maps
 from pytest_nfp.measure import trust
 from pytest_nfp.measure.formats import Table
 from pytest_nfp.measure.statistics import differs
 from pytest_nfp.principle import Boundary
-from pytest_nfp.principle.agreement import compare as agree
-from pytest_nfp.principle.agreement import match_slack, sweep_step
 from pytest_nfp.principle.plateaus import Plateau, cliffs, plateaus
-from pytest_nfp.records import CaseRecord, Record, identity_changes, key_of
+from pytest_nfp.records import CaseRecord, Record, identity_changes, is_trusted, key_of, known_boundary, known_map
 from pytest_nfp.verdict import STALE, Outcome, interval_in_words, kernel_switch, worst
 
 EXIT: dict[Outcome, int] = {"PASS": 0, "UNSUPPORTED": 0, "SKIPPED": 0, "FAIL": 1, "INVALID": 1, "UNDECIDED": 3}
@@ -145,51 +144,41 @@ def compare_records(before: Record, after: Record) -> tuple[list[Compared], list
     old, new = ({key_of(c): c for c in r.cases if c.curve} for r in (before, after))
     found = []
     for key in [*old, *(k for k in new if k not in old)]:
-        found.append(_compare(key, old.get(key), new.get(key), after))
+        found.append(_compare(key, old.get(key), new.get(key), before, after))
     notes = [f"{n}: {was} to {now}" for n, was, now in identity_changes(before.machine, after.machine)]
     if before.tolerance != after.tolerance:
         notes.append(f"tolerance: {before.tolerance:g} to {after.tolerance:g}")
     return found, notes
 
 
-def _compare(name: str, old: CaseRecord | None, new: CaseRecord | None, record: Record) -> Compared:
+def _compare(name: str, old: CaseRecord | None, new: CaseRecord | None, before: Record, after: Record) -> Compared:
     if old is None or new is None:
         missing = "before" if old is None else "after"
         return Compared(name, "UNDECIDED", (f"there is no curve {missing}",), old, new)
-    if old.timer != new.timer:
-        refused = f"measured by {old.timer or 'an unnamed timer'} and by {new.timer or 'an unnamed timer'}: two timers are not compared"
-        return Compared(name, "UNDECIDED", (refused,), old, new)
     for case, when in ((old, "before"), (new, "after")):
-        if case.outcome == "INVALID" or case.n_max_interval is None:
+        if not is_trusted(case) or case.n_max_interval is None:
             return Compared(
                 name, "UNDECIDED", (f"the curve {when} is not to be trusted: {'; '.join(case.reasons)}",), old, new
             )
-    assert old.n_max_interval is not None and new.n_max_interval is not None and old.n_max is not None
-    step = sweep_step((n for n, _ in new.curve), old.n_max)
-    slack = match_slack(old.n_max, step, new.baseline_positions or 1, record.match_tolerance)
-    found = agree(
-        new.n_max_interval, *old.n_max_interval, slack, decided=not (_is_open(old, record) or _is_open(new, record))
-    )
-    reasons = _latency(old, new)
-    outcome: Outcome = {"agrees": "PASS", "differs": "FAIL", "undecided": "UNDECIDED"}[found]  # type: ignore[assignment]
-    if found == "differs":
-        way = "shrank" if (new.n_max or 0) < old.n_max else "grew"
-        reasons.insert(0, f"N_max {way}: {old.n_max} to {new.n_max}")
+    was, now = known_boundary(old, before.tolerance), known_boundary(new, after.tolerance)
+    assert was is not None and now is not None
+    found = compare_boundaries(was, now, new.baseline_positions or 1, after.match_tolerance)
+    reasons = _latency(old, new) if found.answer != "undecided" else [found.why]
+    outcome: Outcome = "PASS"
+    if found.answer == "moved":
+        outcome = "FAIL"
+        way = "shrank" if now.n_max < was.n_max else "grew"
+        reasons.insert(0, f"N_max {way}: {was.n_max} to {now.n_max}")
         if way == "shrank" and _base(new) < 0.9 * _base(old):
             reasons.insert(1, "a speed-up of T(N0) alone shrinks N_max")
-    elif found == "undecided":
-        reasons.insert(0, "noise is too large to tell whether N_max changed")
+    elif found.answer == "undecided":
+        outcome = "UNDECIDED"
+    maps = known_map(old), known_map(new)
+    if maps[0] is not None and maps[1] is not None and (unknown := compare_maps(maps[0], maps[1]).unknown):
+        reasons.append(f"granularity is undecided: {unknown}")
     if old.kernel != new.kernel:
         reasons.append(f"kernel: {old.kernel} to {new.kernel}")
     return Compared(name, outcome, tuple(reasons), old, new)
-
-
-def _is_open(case: CaseRecord, record: Record) -> bool:
-    """Whether noise, not the grid, makes the interval wide."""
-    limit = 1 + record.tolerance
-    assert case.n_max_interval is not None
-    low, high = case.n_max_interval
-    return any(a <= limit < b and low < n and (high is None or n <= high) for n, a, b in case.ratios)
 
 
 def _base(case: CaseRecord) -> float:

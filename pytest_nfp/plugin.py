@@ -214,6 +214,15 @@ class Nfp:
         reason = "; ".join(verdict.reasons)
         if verdict.outcome == "FAIL":
             pytest.fail(reason, pytrace=False)
+        if verdict.outcome == "UNDECIDED":
+            asked = self._session.settings.undecided
+            if asked == "fail" or (asked is None and verdict.must_decide):
+                why = (
+                    "asked for by --nfp-undecided=fail"
+                    if asked
+                    else "the baseline knew it: --nfp-undecided=skip skips it"
+                )
+                pytest.fail(f"UNDECIDED: {reason} ({why})", pytrace=False)
         if verdict.outcome != "PASS":
             self._skip(f"{verdict.outcome}: {reason}" if verdict.outcome != "SKIPPED" else reason)
 

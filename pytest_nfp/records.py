@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from pytest_nfp.cases import read_key
+from pytest_nfp.comparison import UNKNOWN, KnownBoundary, KnownMap
 from pytest_nfp.files import FileError, write_atomically
 from pytest_nfp.verdict import Outcome, worst
 
@@ -48,6 +49,8 @@ class _Map(BaseModel):
     sha256: str | None = None
     warnings: list[str] = []
     edges: list[Count] = []
+    choice: str | None = None
+    kernel_reason: str = ""
 
 
 class _Sum(BaseModel):
@@ -83,13 +86,14 @@ class TestResult(_Strict):
 class Held(_Strict):
     """What the baseline says that a case was held to: the map's tiles and kernel, the predictions, the curve's boundary.
 
-    name: of its release. exact: it is of the case's own release.
+    name: of its release. exact: it is of the case's own release. choice: a digest of the code that chooses an unknown kernel.
     """
 
     name: str
     exact: bool
     kernel: str | None = None
     tiles: list[tuple[Whole, Whole, Whole]] = []
+    choice: str | None = None
     predicted: dict[str, Any] | None = None
     kind: Kind | None = None
     n_max: Whole | None = None
@@ -227,6 +231,34 @@ def merge_case(known: CaseRecord | None, new: CaseRecord) -> CaseRecord:
             setattr(merged, name, getattr(other, name))
     merged.n_idle_unbounded = known.n_idle_unbounded or new.n_idle_unbounded
     return summarise(merged)
+
+
+def is_trusted(case: CaseRecord) -> bool:
+    """Whether nothing speaks against its curve: the outcome of the case may be that of another of its tests."""
+    boundary = case.tests.get("boundary")
+    return case.outcome != "INVALID" and (boundary is None or boundary.outcome != "INVALID")
+
+
+def known_boundary(case: CaseRecord, tolerance: float) -> KnownBoundary | None:
+    """The N_max of a case's curve as it is compared; None without one.
+
+    tolerance: the record's epsilon: a curve is noisy where the interval of a ratio past the sure ones holds 1 + epsilon.
+    """
+    if not case.curve or case.n_max is None or case.n_max_interval is None:
+        return None
+    low, high = case.n_max_interval
+    limit = 1 + tolerance
+    noisy = any(a <= limit < b and low < n and (high is None or n <= high) for n, a, b in case.ratios)
+    return KnownBoundary(case.n_max, (low, high), case.kind, case.timer, tuple(n for n, _ in case.curve), noisy)
+
+
+def known_map(case: CaseRecord) -> KnownMap | None:
+    """The map of a case as it is compared; None without one."""
+    g = case.granularity
+    if g is None:
+        return None
+    why = str(g.get("kernel_reason", "")) if g["kernel"] == UNKNOWN else ""
+    return KnownMap(g["kernel"], [list(t) for t in g["tiles"]], g.get("choice"), why=why)
 
 
 def summarise(case: CaseRecord) -> CaseRecord:

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from pytest_nfp import __version__, backends, baselines, calibrated, catalog, journal, recordings, records, registry
 from pytest_nfp.backends import REFUSALS
 from pytest_nfp.baselines import BaselineFile, CaseBaseline
@@ -115,10 +117,8 @@ class Session:
         self.gpus()
         for name in self.settings.model:
             catalog.model(name)
-        for text in self.settings.backend:
-            backend = parse_backend(text)
-            if backend.release:
-                self._check_release(backend)
+        # Releases are called as the index writes them from here on: 0.24 is 0.24.0, the folder of whose baselines is named so.
+        self.settings.backend = tuple(str(self._released(parse_backend(text))) for text in self.settings.backend)
         self.routings()
 
     def routings(self) -> list[Routing]:
@@ -128,10 +128,15 @@ class Session:
         except ValueError as error:
             raise UnknownName(f"--nfp-routing: {error}") from None
 
-    def _check_release(self, backend: Backend) -> None:
-        stored = {b for g in catalog.gpus() for b in baselines.stored_backends(self.baseline_folder, g.name)}
-        if backend not in stored:
-            check_release(backend.framework, backend.release, self.settings.artifacts)
+    def _released(self, backend: Backend) -> Backend:
+        """The backend with its release as a baseline or the index writes it. Raises UnknownName for one that neither has."""
+        if not backend.release:
+            return backend
+        for gpu in catalog.gpus():
+            for stored in baselines.stored_backends(self.baseline_folder, gpu.name):
+                if stored.framework == backend.framework and Version(stored.release) == Version(backend.release):
+                    return stored
+        return Backend(backend.framework, check_release(backend.framework, backend.release, self.settings.artifacts))
 
     @property
     def baseline_folder(self) -> Path:
@@ -400,7 +405,10 @@ class Session:
         try:
             predicted, granularity = self.predicted(case)
         except RuleUnknown as reason:
-            return self._note(case, "granularity", Verdict("UNDECIDED", (f"the rule is unknown: {reason}",)))
+            stored = self.baseline(case)
+            knew = stored is not None and granularity_key(case) in stored[0].granularity
+            unknown = Verdict("UNDECIDED", (f"the rule is unknown: {reason}",), must_decide=knew)
+            return self._note(case, "granularity", unknown)
         assert granularity is not None
         stored = self.baseline(case)
         tiles = stored[0].granularity.get(granularity_key(case)) if stored else None
@@ -596,7 +604,7 @@ class Session:
                     # An interval that decides nothing agrees with everything: what is kept is whether the prediction itself does.
                     n = expected.n_max
                     ends = (n, n) if expected.is_wide else (expected.low, expected.high)
-                    agrees = agreement(case, curve, boundary, *ends, self.settings.match_tolerance) == "agrees"
+                    agrees = agreement(case, curve, boundary, *ends, self.settings.match_tolerance) == "same"
                     cause = figures.cause if figures is not None else ""
                     because = cause or explain(case, curve, boundary, expected.n_max, granularity)
             runs = self._runs(case, granularity, curve, boundary)
@@ -951,6 +959,8 @@ class Session:
                 "origin": granularity.origin,
                 "warnings": list(granularity.warnings),
                 "edges": edge_positions(case, granularity),
+                "choice": granularity.choice_digest,
+                "kernel_reason": granularity.kernel_reason,
             }
         if curve is not None:
             if curve.points:
@@ -994,7 +1004,7 @@ class Session:
             return None
         held = Held(name=name, exact=is_exact)
         if tiles is not None:
-            held.kernel, held.tiles = tiles.kernel, list(tiles.tiles)
+            held.kernel, held.tiles, held.choice = tiles.kernel, list(tiles.tiles), tiles.choice
         if known is not None and known.predicted is not None:
             held.predicted = known.predicted.as_dict()
         if known is not None and (m := known.measured) is not None:

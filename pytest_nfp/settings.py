@@ -21,6 +21,7 @@ Timer = Literal["auto", "perf-counter", "cuda-events", "cuda-graph", "cupti"]
 Gate = Literal["any", "boundary"]
 Scale = Literal["full", "tiny"]
 Dtype = Literal["bf16", "fp16", "fp32", "fp8", "fp8-block", "int4"]
+Undecided = Literal["skip", "fail"]
 Update = Literal["missing", "changed", "all"]
 
 
@@ -166,6 +167,12 @@ OPTIONS = (
         _choice(get_args(Gate)),
         "what fails a granularity test: any change of tiles (default), or boundary: one that moves N_max or the kernel",
     ),
+    Option(
+        "undecided",
+        None,
+        _choice(get_args(Undecided)),
+        "what an UNDECIDED test is: skip or fail (default: fail where the baseline knew a granularity that is unknown now, else skip)",
+    ),
     Option("require-device", False, _yes, "a boundary that can't be decided here is an error, not a skip", flag=True),
     Option("require-baseline", False, _yes, "a case without a baseline fails", flag=True),
     Option("baselines", None, Path, "folder of baselines (default: baselines/ of the project, else the shipped ones)"),
@@ -206,6 +213,7 @@ class Settings:
     timer: Timer = "auto"
     samples: bool = False
     gate: Gate = "any"
+    undecided: Undecided | None = None
     require_device: bool = False
     require_baseline: bool = False
     baselines: Path | None = None

@@ -10,9 +10,9 @@ from typing import Any
 from pytest_nfp import calibrated
 from pytest_nfp.cases import Backend, Case, Module, expand
 from pytest_nfp.catalog import Gpu, Model
-from pytest_nfp.granularity import Granularity, RuleUnknown, changed_parameters, changed_ranges, query_of, read_many
+from pytest_nfp.comparison import ComparedMaps, compare_maps, known_map, moved_predictions
+from pytest_nfp.granularity import Granularity, RuleUnknown, changed_parameters, query_of, read_many
 from pytest_nfp.predict import Predicted, predict_case
-from pytest_nfp.verdict import has_moved
 
 MODULE_OF: dict[str, Module] = {
     "vllm": "moe",
@@ -54,11 +54,23 @@ class Change:
         return shapes if shapes[0] != shapes[1] else None
 
     @property
+    def unknown(self) -> str:
+        """Why it can't be told what changed: a side without a map, or a kernel that is unknown; "" where it can."""
+        sides = [
+            f"{when}: {side.unknown}" for side, when in ((self.before, "before"), (self.after, "now")) if side.unknown
+        ]
+        return "; ".join(sides) or self._maps.unknown
+
+    @property
+    def _maps(self) -> ComparedMaps:
+        if self.before.granularity is None or self.after.granularity is None:
+            return ComparedMaps()
+        return compare_maps(known_map(self.before.granularity), known_map(self.after.granularity))
+
+    @property
     def tiles(self) -> list[tuple[int, int, int, int]]:
         """Ranges whose tile differs."""
-        if self.before.granularity is None or self.after.granularity is None:
-            return []
-        return changed_ranges(self.before.granularity.tiles(), self.after.granularity.tiles())
+        return list(self._maps.tiles)
 
     @property
     def parameters(self) -> list[tuple[int, int, str, str]]:
@@ -70,11 +82,7 @@ class Change:
     @property
     def kernel(self) -> tuple[str, str] | None:
         """The kernel before and after, where it changed."""
-        if self.before.granularity is None or self.after.granularity is None:
-            return None
-        names = self.before.granularity.kernel, self.after.granularity.kernel
-        # What is not known can't have changed: the reason stands in the release's own map.
-        return names if names[0] != names[1] and "unknown" not in names else None
+        return self._maps.kernel
 
     @property
     def sources(self) -> tuple[str, str]:
@@ -82,22 +90,21 @@ class Change:
         return _sources(self.before.granularity), _sources(self.after.granularity)
 
     @property
-    def _is_one_unknown(self) -> bool:
-        return (self.before.granularity is None) != (self.after.granularity is None)
-
-    @property
     def is_changed(self) -> bool:
-        """Whether tiles, kernel or source differ, or one side alone is unknown."""
-        other = self.kernel is not None or self.rank is not None or self.sources[0] != self.sources[1]
-        return self._is_one_unknown or bool(self.tiles) or other
+        """Whether tiles, kernel or source differ. What is unknown is not said to have changed."""
+        if self.unknown:
+            return False
+        return (
+            bool(self.tiles) or self.kernel is not None or self.rank is not None or self.sources[0] != self.sources[1]
+        )
 
     @property
     def moves_boundary(self) -> bool:
-        """Whether the change moves a predicted N_max or the kernel, or can't be told."""
-        if self._is_one_unknown or self.kernel is not None:
+        """Whether the change moves a predicted N_max or the kernel."""
+        if self.kernel is not None:
             return True
-        pairs = [self.terms(predictor) for predictor in ("principle", "tile_roofline")]
-        return any(old is not None and new is not None and has_moved(old, new) for old, new in pairs)
+        before, after = (s.predicted.as_dict() if s.predicted else None for s in (self.before, self.after))
+        return bool(moved_predictions(before, after))
 
     def terms(self, predictor: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """What `principle` or `tile_roofline` says before and after; None where unknown."""
@@ -160,38 +167,40 @@ def diff(before: Sequence[Case], after: Sequence[Case], archives: Path | None = 
     return [Change(old, a, b, new) for old, a, b, new in sides]
 
 
+@dataclass(frozen=True, slots=True)
+class Bisected:
+    """Every change of a range of releases. read: how many releases were read. unknown: (release, why) of those that could not be compared."""
+
+    changes: list[Change]
+    read: int
+    unknown: list[tuple[str, str]]
+
+
 def bisect(
     releases: Sequence[str], case: Case, archives: Path | None = None, say: Callable[[str], None] = lambda text: None
-) -> tuple[Change | None, int]:
-    """The first release whose map differs from the one before it, in log2 steps; and how many releases were read.
+) -> Bisected:
+    """Each release whose map differs from the one before it, in order.
 
-    releases: in order, the first is what the others are held to. A map that changes and changes back in between is
-    not found by halving. Raises RuleUnknown where a release on the way is unknown.
+    A change that is taken back leaves both ends of a range equal, so halving can't rule it out: every release is read, all in one
+    evaluation a release. A release that is unknown is named, and its neighbours are compared across it.
     """
-    seen: dict[str, Side] = {}
-
-    def side(release: str) -> Side:
-        if release not in seen:
-            say(release)
-            seen[release] = answer([replace(case, backend=replace(case.backend, release=release))], archives)[0]
-            if seen[release].granularity is None:
-                raise RuleUnknown(f"{case.backend.framework}=={release}: {seen[release].unknown}")
-        return seen[release]
-
-    def differs(release: str) -> bool:
-        return Change(case, side(releases[0]), side(release)).is_changed
-
-    if len(releases) < 2 or not differs(releases[-1]):
-        return None, len(seen)
-    low, high = 0, len(releases) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if differs(releases[middle]):
-            high = middle
-        else:
-            low = middle
-    at = replace(case, backend=replace(case.backend, release=releases[high]))
-    return Change(at, side(releases[low]), side(releases[high])), len(seen)
+    cases = [replace(case, backend=replace(case.backend, release=release)) for release in releases]
+    changes, unknown = [], []
+    last: tuple[Case, Side] | None = None
+    for release, now in zip(releases, cases, strict=True):
+        say(release)
+        side = answer([now], archives)[0]
+        if side.granularity is None:
+            unknown.append((release, side.unknown))
+            continue
+        if last is not None:
+            change = Change(last[0], last[1], side, now)
+            if change.unknown:
+                unknown.append((release, change.unknown))
+            elif change.is_changed:
+                changes.append(change)
+        last = now, side
+    return Bisected(changes, len(releases), unknown)
 
 
 def merge_equal(changes: Iterable[Change]) -> list[tuple[Change, list[str]]]:
@@ -206,8 +215,7 @@ def merge_equal(changes: Iterable[Change]) -> list[tuple[Change, list[str]]]:
             tuple(c.parameters),
             c.n_max("principle"),
             c.n_max("tile_roofline"),
-            c.before.unknown,
-            c.after.unknown,
+            c.unknown,
             c.case.subject.name,
         )
         groups.setdefault(key, (c, []))[1].append(c.case.gpu)

@@ -10,11 +10,22 @@ from typing import Any, Literal
 from pytest_nfp import catalog
 from pytest_nfp.baselines import CaseBaseline, Measured, Tiles
 from pytest_nfp.cases import Case
-from pytest_nfp.granularity import Granularity, changed_ranges
+from pytest_nfp.comparison import (
+    UNKNOWN,
+    Answer,
+    KnownBoundary,
+    clocks_apart,
+    compare_boundaries,
+    compare_intervals,
+    compare_maps,
+    known_map,
+    moved_predictions,
+    slack,
+)
+from pytest_nfp.granularity import Granularity
 from pytest_nfp.measure.curve import Curve
 from pytest_nfp.predict import Figures, Predicted
 from pytest_nfp.principle import Boundary
-from pytest_nfp.principle.agreement import Agreement, compare, match_slack, sweep_step
 from pytest_nfp.principle.boundary import bracketed
 
 Outcome = Literal["PASS", "FAIL", "UNDECIDED", "INVALID", "UNSUPPORTED", "SKIPPED"]
@@ -27,11 +38,16 @@ SEVERITY: tuple[Outcome, ...] = ("FAIL", "INVALID", "UNDECIDED", "UNSUPPORTED", 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An outcome with its reasons in words. held_to: what a boundary was held to and agreed with; a certificate needs something."""
+    """An outcome with its reasons in words.
+
+    held_to: what a boundary was held to and agreed with; a certificate needs something. must_decide: the baseline knew what is
+    UNDECIDED now, so that a gate does not pass it over.
+    """
 
     outcome: Outcome
     reasons: tuple[str, ...] = ()
     held_to: tuple[str, ...] = ()
+    must_decide: bool = False
 
 
 def worst(outcomes: list[Outcome]) -> Outcome:
@@ -40,38 +56,37 @@ def worst(outcomes: list[Outcome]) -> Outcome:
 
 
 def changes_in_words(before: Tiles, after: Granularity) -> list[str]:
-    """ "33..96 tokens: 16 to 32 rows" for every range that changed."""
+    """ "33..96 tokens: 16 to 32 rows" for every range that changed; nothing where it can't be told."""
     unit = "packed query rows" if after.packed else "query rows" if after.module == "attention" else "tokens"
-    return [
-        f"{first}..{last} {unit}: {old} to {new} rows"
-        for first, last, old, new in changed_ranges([list(t) for t in before.tiles], after.tiles())
-    ]
+    found = compare_maps(before.known(), known_map(after))
+    return [f"{first}..{last} {unit}: {old} to {new} rows" for first, last, old, new in found.tiles]
 
 
 def judge_granularity(
     granularity: Granularity, baseline: Tiles | None, baseline_name: str, effect: str, reach: int | None = None
 ) -> Verdict:
-    """The map must be the baseline's, tile for tile, through the same kernel.
+    """The map must be the baseline's, tile for tile, through the same kernel. A kernel that is unknown is UNDECIDED.
 
     effect: what a change does to N_max, said beside it. reach: the row count up to which the measured boundary of the
     baseline was decided, if there is one: tiles that change beyond it can't move that boundary, which is a warning.
     """
+    if baseline is None and granularity.kernel == UNKNOWN:
+        return Verdict("UNDECIDED", (f"which kernel runs is unknown: {granularity.kernel_reason}",))
     if baseline is None:
         return Verdict("PASS", ("no baseline for this map: nothing is held to it (--nfp-update=missing stores it)",))
+    found = compare_maps(baseline.known(), known_map(granularity))
+    if found.unknown:
+        why = f"granularity can't be held to {baseline_name}: {found.unknown}"
+        return Verdict("UNDECIDED", (why,), must_decide=baseline.kernel != UNKNOWN)
     changes = changes_in_words(baseline, granularity)
-    if granularity.kernel != baseline.kernel and "unknown" not in (granularity.kernel, baseline.kernel):
-        changes.append(f"kernel: {baseline.kernel} to {granularity.kernel}")
-    first_changed = min(
-        (c[0] for c in changed_ranges([list(t) for t in baseline.tiles], granularity.tiles())), default=None
-    )
+    if found.kernel is not None:
+        changes.append(f"kernel: {found.kernel[0]} to {found.kernel[1]}")
+    first_changed = min((c[0] for c in found.tiles), default=None)
     if changes and reach is not None and first_changed is not None and first_changed > reach:
         past = f"past the measured boundary of {baseline_name}, which was decided by {reach} rows"
         return Verdict("PASS", (f"warning: granularity changed {past}: {'; '.join(changes)}",))
     if changes:
         return Verdict("FAIL", (f"granularity changed against {baseline_name}: {'; '.join(changes)}; {effect}",))
-    if "unknown" in (granularity.kernel, baseline.kernel) and granularity.kernel != baseline.kernel:
-        note = f"same tiles; which kernel runs is {granularity.kernel} now, {baseline.kernel} in {baseline_name}"
-        return Verdict("PASS", (f"{note} ({granularity.kernel_reason})",))
     notes = []
     now = ", ".join(dict.fromkeys(r.source for r in granularity.ranges))
     if now != baseline.source:
@@ -93,7 +108,7 @@ def gate_by_boundary(
         return verdict
     before = case.predicted.as_dict()
     now = predicted.as_dict()
-    if now.keys() != before.keys() or any(has_moved(before[predictor], term) for predictor, term in now.items()):
+    if now.keys() != before.keys() or moved_predictions(before, now):
         return verdict
     return Verdict("PASS", tuple(f"warning, as it moves no predicted boundary: {r}" for r in verdict.reasons))
 
@@ -124,17 +139,9 @@ def judge_prediction(
     cause = f" because of {'; '.join(changes)}" if changes else ""
     changed = f"against {baseline_name}: {effect_in_words(predicted, baseline)}{cause}"
     same_terms = now.keys() == before.keys() and all(before[p]["limiting"] == t["limiting"] for p, t in now.items())
-    if same_terms and not any(has_moved(before[p], t) for p, t in now.items()):
+    if same_terms and not moved_predictions(before, now):
         return Verdict("PASS", (f"warning: the prediction changed within its interval {changed}",))
     return Verdict("FAIL", (f"prediction changed {changed}",))
-
-
-def has_moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether a predictor's N_max differs: of calibrated ones, whether one lies outside the other's interval."""
-    if "interval" not in before or "interval" not in after:
-        return bool(before["n_max"] != after["n_max"])
-    pairs = ((before["n_max"], after["interval"]), (after["n_max"], before["interval"]))
-    return any(n < low or (high is not None and n > high) for n, (low, high) in pairs)
 
 
 def term_in_words(term: Mapping[str, Any]) -> str:
@@ -195,11 +202,24 @@ def _with_datasheet_errors(case: Case, n: int) -> Expected:
 
 def agreement(
     case: Case, curve: Curve, boundary: Boundary, low: int, high: int | None, match_tolerance: float
-) -> Agreement:
+) -> Answer:
     """Hold a boundary to an expected interval within the match tolerance."""
-    at = low if high is None else high
-    slack = match_slack(at, sweep_step((p.positions for p in curve.points), at), case.granule, match_tolerance)
-    return compare(boundary.n_max_interval, low, high, slack, decided=not boundary.undecided)
+    known = known_boundary(curve, boundary)
+    return compare_intervals(
+        (low, high), known.interval, known.positions, case.granule, match_tolerance, is_noisy=known.is_noisy
+    )
+
+
+def known_boundary(curve: Curve, boundary: Boundary) -> KnownBoundary:
+    """A curve's boundary as it is compared."""
+    return KnownBoundary(
+        boundary.n_max,
+        boundary.n_max_interval,
+        "recorded" if curve.kind == "recorded" else "measured",
+        curve.timer,
+        tuple(p.positions for p in curve.points),
+        any(n > boundary.n_max_interval[0] for n in boundary.undecided),
+    )
 
 
 def judge_boundary(
@@ -276,19 +296,19 @@ def _against_prediction(
             why += f"; it deviates, as the baseline says: {stored.because}"
         return Verdict("PASS" if stored is not None else "UNDECIDED", (why,))
     if stored is not None and stored.prediction == "deviates":
-        if found == "agrees":
+        if found == "same":
             gone = f"they agree, but the baseline says the prediction deviates ({stored.because}); update it"
             return Verdict("FAIL", (f"{said}: {gone}",))
-        outcome: Outcome = "PASS" if found == "differs" else "UNDECIDED"
+        outcome: Outcome = "PASS" if found == "moved" else "UNDECIDED"
         return Verdict(outcome, (f"{said}: deviates, as the baseline says: {stored.because}",))
     if figures is not None and not figures.describes:
         why = f"{said}: not held to it, the {predictor} does not describe this kernel ({figures.cause})"
         if stored is not None:
             return Verdict("PASS", (why,))
         return Verdict("UNDECIDED", (why,))
-    if found == "agrees":
+    if found == "same":
         return Verdict("PASS")
-    if found == "differs":
+    if found == "moved":
         return Verdict("FAIL", (f"{said}: they differ. {explain(case, curve, boundary, n, granularity)}",))
     return Verdict("UNDECIDED", (f"{said}: noise leaves N = {', '.join(map(str, boundary.undecided))} open",))
 
@@ -311,24 +331,20 @@ def _against_baseline(
     case: Case, curve: Curve, boundary: Boundary, stored: Measured, match_tolerance: float
 ) -> Verdict:
     """The boundary against the stored one, both ways."""
-    if stored.timer and curve.timer and stored.timer != curve.timer:
-        refused = (
-            f"the baseline was measured by {stored.timer}, this curve by {curve.timer}: two timers are not compared"
-            f" (--nfp-timer={stored.timer}, or update the baseline)"
-        )
-        return Verdict("UNDECIDED", (refused,))
-    found = agreement(case, curve, boundary, *stored.interval, match_tolerance)
+    before, after = stored.known(), known_boundary(curve, boundary)
+    if apart := clocks_apart(before, after):
+        again = f"measure with --nfp-timer={stored.timer}, or " if stored.timer else ""
+        return Verdict("UNDECIDED", (f"not held to the baseline's N_max, {apart} ({again}update the baseline)",))
+    found = compare_boundaries(before, after, case.granule, match_tolerance).answer
     was, base = dict(stored.curve), curve.baseline_positions
     now = {p.positions: p.latency_us for p in curve.points}
     if len({n for n, _ in stored.runs}) > 1:
         seen = sorted({n for n, _ in stored.runs})
-        slack = match_slack(
-            seen[-1], sweep_step((p.positions for p in curve.points), seen[-1]), case.granule, match_tolerance
-        )
-        if seen[-1] - seen[0] > slack and seen[0] - slack <= boundary.n_max <= seen[-1] + slack:
+        wide = slack(seen[-1], after.positions, case.granule, match_tolerance)
+        if seen[-1] - seen[0] > wide and seen[0] - wide <= boundary.n_max <= seen[-1] + wide:
             several = f"the baseline's own runs gave N_max {', '.join(map(str, seen))}: this machine has several states"
             return Verdict("UNDECIDED", (several,))
-    if found == "agrees":
+    if found == "same":
         if base in was and was[base] > STALE * now[base]:
             stale = f"warning: T(N0) was {was[base]:.1f} us in the baseline and is {now[base]:.1f} us now: update it"
             return Verdict("PASS", (stale,))

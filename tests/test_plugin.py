@@ -117,19 +117,37 @@ def test_an_upgrade_that_changed_tiles_fails_and_says_what(pytester: Pytester) -
     )
 
 
+UNKNOWN_RULE = (
+    "--nfp-gpu=h20",
+    "--nfp-backend=vllm==0.32.0",
+    "--nfp-backend=sglang==0.5.9",
+    "--nfp-model=llada-2.1-mini",
+    "-rs",
+)
+
+
 def test_an_unknown_rule_is_undecided_and_the_other_cases_go_on(pytester: Pytester) -> None:
-    """Not installed, no index, not in the table: the case says so; SGLang's cases run."""
+    """Not installed, no index, not in the table: the gate fails, as the baseline knew it, and says how to skip it; SGLang's cases run."""
     suite(pytester, "granularity")
-    result = run(
-        pytester,
-        "--nfp-gpu=h20",
-        "--nfp-backend=vllm==0.32.0",
-        "--nfp-backend=sglang==0.5.9",
-        "--nfp-model=llada-2.1-mini",
-        "-rs",
+    result = run(pytester, *UNKNOWN_RULE)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "UNDECIDED: the rule is unknown: vllm is not installed*no-index*(the baseline knew it: --nfp-undecided=skip skips it)"
+        ]
     )
-    result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.fnmatch_lines(["*UNDECIDED: the rule is unknown: vllm is not installed*no-index*"])
+
+
+def test_an_undecided_test_is_what_the_run_asks_for(pytester: Pytester) -> None:
+    """Skipped by --nfp-undecided=skip; by fail, each undecided test fails, also one that no baseline knew."""
+    suite(pytester, "granularity")
+    run(pytester, *UNKNOWN_RULE, "--nfp-undecided=skip").assert_outcomes(passed=1, skipped=1)
+    empty = pytester.mkdir("empty")
+    nothing_known = (*UNKNOWN_RULE, f"--nfp-baselines={empty}")
+    run(pytester, *nothing_known).assert_outcomes(passed=1, skipped=1)
+    result = run(pytester, *nothing_known, "--nfp-undecided=fail")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["UNDECIDED: the rule is unknown*(asked for by --nfp-undecided=fail)"])
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,13 @@ def test_what_two_workers_found_of_one_file_is_joined_whatever_comes_first() -> 
         "backend": "vllm==1",
         "subject": "m",
         "granularity": {
-            "moe-bf16": {"kernel": "triton", "source": "default rule", "parameters": None, "tiles": [[1, 9, 16]]}
+            "moe-bf16": {
+                "kernel": "triton",
+                "source": "default rule",
+                "parameters": None,
+                "choice": None,
+                "tiles": [[1, 9, 16]],
+            }
         },
         "cases": {"c": {"baseline_positions": 1, "predicted": None, "measured": None}},
         "provenance": {"tool": "t", "artifact": "a.whl", "sha256": "0"},

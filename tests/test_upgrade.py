@@ -12,7 +12,7 @@ from packaging.version import Version
 from pytest_nfp import catalog, upgrade
 from pytest_nfp.cases import Backend
 from pytest_nfp.cli import main
-from pytest_nfp.granularity import RuleUnknown, artifacts
+from pytest_nfp.granularity import artifacts
 
 from .granularity import releases
 
@@ -171,23 +171,70 @@ def test_markdown_is_a_table_for_a_pull_request(capsys: pytest.CaptureFixture[st
     )
     assert out.startswith("### Granularity: vllm==98.2 to vllm==98.3")
     assert (
-        "| llada-2.1-mini | h20 | 33..96: 16 → 32<br>97..256: 16 → 64 | unknown | default rule | 256 → 32 | 256 → 96 |"
+        "| llada-2.1-mini | h20 | 33..96: 16 → 32<br>97..256: 16 → 64 | triton | default rule | 256 → 32 | 256 → 96 |"
         in out
     )
 
 
-def test_what_is_unknown_on_one_side_is_a_change_and_on_both_no_clean_bill(
-    capsys: pytest.CaptureFixture[str], archives: Path
-) -> None:
-    """A gate can't pass on what it could not read."""
+UNREADABLE = """
+def select_unquantized_moe_backend(moe_config):
+    return elsewhere()
+"""
+ORACLE = f"{releases.VLLM_FOLDER}/oracle/unquantized.py"
+
+
+def test_what_is_unknown_on_either_side_is_no_clean_bill(capsys: pytest.CaptureFixture[str], archives: Path) -> None:
+    """A rule that can't be read, or a kernel that can't be told: exit 3, in words, in JSON and in Markdown, and no tile is compared."""
     releases.vllm(archives, "98.5", "x = 1\n")
+    releases.vllm(archives, "98.6", more={ORACLE: UNREADABLE})
     arguments = ["--gpu", "h20", "--model", "llada-2.1-mini", "--artifacts", str(archives)]
-    code, out, _ = run(capsys, "diff", "vllm==98.4", "vllm==98.5", *arguments)
-    assert code == 1
-    assert "unknown after: " in out
-    code, _, err = run(capsys, "diff", "vllm==98.5", "vllm==98.5", *arguments)
-    assert code == 1
-    assert "unknown in both" in err
+    for before, after, said in (
+        ("98.4", "98.5", "undecided, now: "),
+        ("98.5", "98.5", "undecided, before: "),
+        ("98.2", "98.6", "undecided, which kernel runs is unknown now (now: the rule could not be evaluated"),
+    ):
+        code, out, _ = run(capsys, "diff", f"vllm=={before}", f"vllm=={after}", *arguments)
+        assert code == 3
+        assert "0 of 1 cases changed, 1 can't be told" in out
+        assert said in out
+        code, d = as_json(capsys, "diff", f"vllm=={before}", f"vllm=={after}", *arguments)
+        assert (code, d["changes"], len(d["warnings"])) == (3, [], 1)
+        assert d["undecided"][0]["tiles"] == []
+        _, out, _ = run(capsys, "diff", f"vllm=={before}", f"vllm=={after}", *arguments, "--markdown")
+        assert "undecided: " in out
+
+
+def test_the_same_code_is_the_same_choice(capsys: pytest.CaptureFixture[str], archives: Path) -> None:
+    """Where a choice can't be evaluated on either side, its code is compared: equal is equal, and other code is named."""
+    releases.vllm(archives, "98.6", more={ORACLE: UNREADABLE})
+    releases.vllm(archives, "98.7", more={ORACLE: f"# A comment.\n{UNREADABLE}"})
+    releases.vllm(archives, "98.8", more={ORACLE: UNREADABLE.replace("elsewhere()", "elsewhere(1)")})
+    arguments = ["--gpu", "h20", "--model", "llada-2.1-mini", "--artifacts", str(archives)]
+    code, out, _ = run(capsys, "diff", "vllm==98.6", "vllm==98.7", *arguments)
+    assert code == 0
+    assert "0 of 1 cases changed\n" in out
+    code, out, _ = run(capsys, "diff", "vllm==98.7", "vllm==98.8", *arguments)
+    assert code == 3
+    assert "the code that chooses it differs in select_unquantized_moe_backend" in out
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["vllm==98.2.0", "vllm[audio]==98.2", "vllm==98.2  # pin", 'vllm==98.2 ; python_version > "3.9"', "vllm == 98.2+cu129", "vllm==v98.2"],
+)  # fmt: skip
+def test_releases_are_read_as_pip_writes_them(capsys: pytest.CaptureFixture[str], archives: Path, text: str) -> None:
+    """Extras, comments, markers, local versions and missing zeros name the same release."""
+    code, out, _ = run(
+        capsys, "diff", "vllm==98.1", text, "--gpu", "h20", "--model", "llada-2.1-mini", "--artifacts", str(archives)
+    )
+    assert code == 0
+    assert out.startswith("vllm==98.1 to vllm==98.2")
+
+
+def test_what_an_answer_does_not_cover_is_said(capsys: pytest.CaptureFixture[str], archives: Path) -> None:
+    """Beside "0 changed"."""
+    _, out, _ = run(capsys, "diff", "vllm==98.1", "vllm==98.2", "--gpu", "h20", "--artifacts", str(archives))
+    assert "experts alone were compared" in out
 
 
 def test_other_tile_parameters_are_a_warning_not_a_change(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -211,7 +258,7 @@ def test_other_tile_parameters_are_a_warning_not_a_change(capsys: pytest.Capture
     assert "a faster T(N0) alone can shrink N_max" in out
     code, d = as_json(capsys, "diff", *arguments)
     assert (code, d["changes"]) == (0, [])
-    assert d["warnings"][0]["parameters"] == [
+    assert d["parameters"][0]["parameters"] == [
         {"first": 1, "last": 4096, "before": "BLOCK_SIZE_N=128", "after": "BLOCK_SIZE_N=64"}
     ]
     _, out, _ = run(capsys, "diff", *arguments, "--markdown")
@@ -259,20 +306,24 @@ def test_diff_of_two_frameworks_is_bad_input(capsys: pytest.CaptureFixture[str],
     assert "two frameworks" in err
 
 
-def test_bisect_halves_its_way_to_the_first_change(archives: Path) -> None:
-    """The first release that differs from the first of the range, with the one before it; few are read."""
+def test_bisect_finds_every_change(archives: Path) -> None:
+    """Each release that differs from the one before it, also where a change was taken back; a release that is unknown is named."""
     case = upgrade.default_cases(
         Backend("vllm", "98.1"), [catalog.gpu("a800")], [catalog.model("llada-2.1-mini")], "bf16"
     )[0]
-    change, read = upgrade.bisect(["98.1", "98.2", "98.3", "98.4"], case, archives)
-    assert change is not None
-    assert change.case.backend.release == "98.3"
-    assert change.before.granularity is not None
-    assert change.before.granularity.release == "98.2"
-    assert read <= 4
-    assert upgrade.bisect(["98.1", "98.2"], case, archives) == (None, 2)
-    with pytest.raises(RuleUnknown, match=r"vllm==97.0: "):
-        upgrade.bisect(["98.1", "97.0"], case, archives)
+    releases.vllm(archives, "98.5", OLD_RULE)
+
+    def changed(*versions: str) -> list[tuple[str, str]]:
+        found = upgrade.bisect(versions, case, archives)
+        assert found.read == len(versions)
+        return [(c.case.backend.release, c.after.granularity.release) for c in found.changes if c.after.granularity]
+
+    assert changed("98.1", "98.2", "98.3", "98.4", "98.5") == [("98.2", "98.3"), ("98.4", "98.5")]
+    assert changed("98.1", "98.2") == []
+    assert changed("98.1", "97.0", "98.3") == [("98.1", "98.3")]
+    unknown = upgrade.bisect(["98.1", "97.0"], case, archives).unknown
+    assert [release for release, _ in unknown] == ["97.0"]
+    assert "no archive of vllm 97.0" in unknown[0][1]
 
 
 def test_bisect_and_history_on_the_command_line(
@@ -283,7 +334,8 @@ def test_bisect_and_history_on_the_command_line(
     case = ["--gpu", "h20", "--model", "llada-2.1-mini", "--artifacts", str(archives)]
     code, out, _ = run(capsys, "bisect", "vllm", "98.1..98.3", *case)
     assert code == 1
-    assert "vllm==98.3 is the first that changed, after 98.2" in out
+    assert "vllm changed at 98.3 (98.1 to 98.3, 3 releases read)" in out
+    assert "vllm==98.3, after 98.2" in out
     assert run(capsys, "bisect", "vllm", "98.1..98.2", *case)[0] == 0
     for wrong in ("98.2..98.1", "98.1", "a..b"):
         assert run(capsys, "bisect", "vllm", wrong, *case)[0] == 2

@@ -153,13 +153,14 @@ def test_a_measured_boundary_is_held_to_the_calibrated_interval() -> None:
 
 def test_an_interval_that_holds_nearly_everything_decides_nothing() -> None:
     """Wider than eight times its beginning, or open: undecided with the held-out error, and the baseline alone counts."""
-    measured_curve = replace(FLAT, kind="measured")
+    measured_curve = replace(FLAT, kind="measured", timer="cuda-graph")
     for interval in ((64, 600), (64, None)):
         v = judge(measured_curve, calibrated(interval, 512), figures=GPU)
         assert v.outcome == "UNDECIDED"
         assert "the interval is wider than 8 times its beginning" in v.reasons[0]
         assert "was 0.9 to 1.1 of the measured one" in v.reasons[0]
-        assert judge(measured_curve, calibrated(interval, 512), stored(512, (512, 767)), GPU).outcome == "PASS"
+        known = stored(512, (512, 767)).model_copy(update={"kind": "measured", "timer": "cuda-graph"})
+        assert judge(measured_curve, calibrated(interval, 512), known, GPU).outcome == "PASS"
     assert judge(measured_curve, calibrated((96, 767), 512), figures=GPU).outcome == "PASS"
 
 
@@ -341,7 +342,7 @@ def test_two_timers_are_not_compared() -> None:
     assert own(STEP, measured(16)).outcome == "PASS"
     v = own(STEP, measured(64, timer="cuda-graph"))
     assert v.outcome == "UNDECIDED"
-    assert "two timers are not compared (--nfp-timer=cuda-graph" in v.reasons[0]
+    assert "two timers are not compared (measure with --nfp-timer=cuda-graph" in v.reasons[0]
 
 
 def test_a_baseline_of_a_machine_with_several_states_decides_nothing() -> None:

@@ -122,7 +122,10 @@ class Attention(_Strict):
 
 
 class Moe(_Strict):
-    """Routed experts: E experts of hidden x width, k of them per token, spread over `expert_parallel` ranks."""
+    """Routed experts: E experts of hidden x width, k of them per token, spread over `expert_parallel` ranks.
+
+    matrices: 3 with a gate, 2 without. activation, by the name in a config.json, and bias are what a choice of kernels asks.
+    """
 
     experts: Positive
     top_k: Positive
@@ -131,6 +134,8 @@ class Moe(_Strict):
     shared_experts: Annotated[int, Field(ge=0)] = 0
     dense_layers: Annotated[int, Field(ge=0)] = 0
     expert_parallel: Positive = 1
+    activation: str = "silu"
+    bias: bool = False
 
     @property
     def local_experts(self) -> int:
@@ -142,7 +147,7 @@ class Model(_Strict):
     """A model, or one module shape, and the grid on which it is tested by default.
 
     sweep_top_k: further k of the whole model, at its shortest context. config: its own config.json under `configs/`, for a model
-    that is neither Qwen3 nor Qwen3-MoE.
+    that is neither Qwen3 nor Qwen3-MoE. architecture: the class that an engine builds, by which SGLang chooses kernels.
     """
 
     name: str
@@ -160,6 +165,7 @@ class Model(_Strict):
     gate: bool = False
     device: Literal["gpu", "cpu"] = "gpu"
     config: str | None = None
+    architecture: str = ""
     source: str
 
     @property
@@ -313,6 +319,31 @@ def unknown(what: str, value: str, known: Iterable[str], how_to_add: str) -> str
     return text
 
 
+UNGATED = ("relu2",)
+"""Activations whose experts have no gate: Nemotron's squared ReLU (`mlp_hidden_act`)."""
+ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+"""Names of one activation in config.json files, and in the frameworks' choices of kernels."""
+
+
+def _activation(config: dict[str, object], path: Path) -> dict[str, object]:
+    """Activation, gating and bias of the experts, by the fields that the model families use. Raises FileError."""
+    for name in ("mlp_hidden_act", "hidden_act", "hidden_activation"):
+        value = config.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise FileError(f"{path}: {name}: must be the name of an activation, got {value!r}")
+        activation = ACTIVATIONS.get(value, value)
+        break
+    else:
+        activation = "silu"
+    if config.get("model_type") == "gpt_oss":
+        # Its swiglu with a clamp and a bias is a kernel of its own, which `hidden_act` does not tell.
+        return {"activation": "swigluoai", "bias": True}
+    bias = config.get("mlp_bias") is True
+    return {"activation": activation, "matrices": 2 if activation in UNGATED else 3, "bias": bias}
+
+
 def model_from_config(path: Path) -> Model:
     """Dimensions from a Hugging Face config.json, by the names that the model families use.
 
@@ -326,6 +357,8 @@ def model_from_config(path: Path) -> Model:
         raise FileError(f"{path}:{error.lineno}: broken JSON: {error.msg}") from error
     if not isinstance(config, dict):
         raise FileError(f"{path}:1: a config.json holds an object, this one a {type(config).__name__}")
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
     # Multimodal configs keep the language model's dimensions one level down.
     config = config.get("text_config") or config
 
@@ -359,6 +392,7 @@ def model_from_config(path: Path) -> Model:
             "width": first("moe_intermediate_size") or needed("intermediate_size"),
             "shared_experts": first("n_shared_experts", "num_shared_experts") or 0,
             "dense_layers": dense_layers,
+            **_activation(config, path),
         }
     attention = {
         "heads": heads,
@@ -384,6 +418,7 @@ def model_from_config(path: Path) -> Model:
                 "vocabulary": first("vocab_size") or None,
                 "moe": moe,
                 "context": (256, 4096),
+                "architecture": architecture,
                 "source": str(path),
             }
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_nfp import catalog
 from pytest_nfp.catalog import UnknownName
+from pytest_nfp.catalog.device_names import device_by_name
 from pytest_nfp.cli import options
 from pytest_nfp.granularity import (
     DeviceFacts,
@@ -20,6 +21,7 @@ from pytest_nfp.granularity import (
     RuleUnknown,
     device_facts,
     read,
+    require_path,
     shipped,
 )
 from pytest_nfp.parallel import on_rank, parse_parallel
@@ -61,6 +63,7 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     """Print the map. Raises UnknownName, RuleUnknown."""
     query = _query(given)
+    require_path(query)
     try:
         found = read(query, given.artifacts, given.source)
     except RuleUnknown as reason:
@@ -89,6 +92,7 @@ def _query(given: argparse.Namespace) -> Query:
         given.mode,
         given.batch,
         given.max_tokens,
+        catalog.model(given.model).architecture if given.model and backend.framework == "sglang" else "",
     )
 
 
@@ -98,8 +102,11 @@ def _device(given: argparse.Namespace) -> DeviceFacts:
     for gpu in catalog.gpus():
         if given.device_name in gpu.driver_names:
             return replace(device_facts(gpu), name=given.device_name)
-    # A name that the catalog lacks finds its tuned files all the same; what a rule asks beyond it is unknown.
-    return DeviceFacts(given.device_name)
+    # A name that the catalog lacks finds its tuned files all the same; what it tells of the device is the vendor's.
+    named = device_by_name(given.device_name)
+    if named is None:
+        return DeviceFacts(given.device_name)
+    return DeviceFacts(given.device_name, named.compute_capability, named.shared_memory_optin, named.architecture)
 
 
 def _shape(given: argparse.Namespace, is_moe: bool) -> ExpertShape | HeadShape:
@@ -118,7 +125,8 @@ def _shape(given: argparse.Namespace, is_moe: bool) -> ExpertShape | HeadShape:
         }
         _complete(values, "--experts --expert-width --hidden --top-k")
         expert_parallel = parallel.ranks if parallel.kind == "ep" else 1
-        return ExpertShape(**values, expert_parallel=expert_parallel)  # type: ignore[arg-type]  # _complete leaves no None
+        own = {"activation": moe.activation, "gated": moe.matrices == 3, "bias": moe.bias} if moe else {}
+        return ExpertShape(**values, expert_parallel=expert_parallel, **own)  # type: ignore[arg-type]  # _complete leaves no None
     attention = model.attention if model else None
     heads = given.heads or (attention.heads if attention else None)
     values = {
@@ -144,7 +152,14 @@ def _from_table(query: Query, reason: RuleUnknown) -> Granularity:
     if query.mode != "eager" or query.max_count != 4096:
         raise reason
     if isinstance(shape, ExpertShape):
-        keys = {"experts": shape.experts, "width": shape.width, "hidden": shape.hidden, "top_k": shape.top_k}
+        keys: dict[str, int | str] = {
+            "experts": shape.experts,
+            "width": shape.width,
+            "hidden": shape.hidden,
+            "top_k": shape.top_k,
+        }
+        if query.framework == "sglang":
+            keys["architecture"] = query.architecture
     else:
         keys = {"head_dim": shape.head_dim}
     try:

@@ -116,7 +116,7 @@ def release(text: str, option: str = "") -> Backend:
 
 
 def existing(backend: Backend, archives: Path | None) -> Backend:
-    """The same backend, if its release exists as far as can be told. Raises UnknownName."""
+    """The same backend with its release as the index writes it, if it exists as far as can be told. Raises UnknownName."""
     if backend.framework != "flash-attn-3":  # On no index: its rule is recorded, or read from a source tree.
-        check_release(backend.framework, backend.release, archives)
+        return Backend(backend.framework, check_release(backend.framework, backend.release, archives))
     return backend

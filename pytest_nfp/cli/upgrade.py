@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
@@ -13,12 +15,20 @@ from pytest_nfp import catalog, upgrade
 from pytest_nfp.cases import Backend, Case, parse_backend
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.cli import options
+from pytest_nfp.comparison import UNKNOWN
 from pytest_nfp.granularity import artifacts
 from pytest_nfp.parallel import on_rank, parse_parallel
 from pytest_nfp.upgrade import MODULE_OF, Change
 from pytest_nfp.verdict import term_in_words
 
 EXIT_CHANGED = 1
+EXIT_UNDECIDED = 3
+NOT_COVERED = {
+    "flashinfer-python": "FlashInfer's MoE kernels publish no tile rule: nothing is said of them, attention alone was compared",
+    "vllm": "vLLM's attention backends and dense GEMMs publish no tile rule: experts alone were compared",
+    "sglang": "SGLang's attention backends and dense GEMMs publish no tile rule: experts alone were compared",
+}
+"""What a framework's answer does not cover."""
 PARAMETERS = 4
 """Ranges of other tile parameters that are told in words; --json holds all."""
 
@@ -28,7 +38,8 @@ def add(commands: Any) -> None:
     p = commands.add_parser(
         "diff",
         help="what an upgrade changes, over all models and GPUs",
-        description="Tiles, source and predicted N_max of two releases. Exit 1 if anything changed, 0 if not, 2 for bad input.",
+        description="Kernel, tiles, source and predicted N_max of two releases. Exit 1 if anything changed, 3 if something can't be"
+        " told (an unknown kernel is no clean bill), 0 if nothing changed, 2 for bad input.",
         epilog="example: nfp diff vllm==0.16.0 vllm==0.17.1 --gpu h20",
     )
     p.add_argument("before", metavar="FRAMEWORK==A")
@@ -50,8 +61,9 @@ def add(commands: Any) -> None:
 
     p = commands.add_parser(
         "bisect",
-        help="the first release that changed one case",
-        description="Finds the first release whose map differs, in log2 steps over the released versions. Exit 1 if one does.",
+        help="every release that changed one case",
+        description="Finds each release whose kernel, tiles or source differ from the release before it. A change that was taken back is"
+        " found too, so every release of the range is read. Exit 1 if one differs, 3 if none does but some are unknown.",
         epilog="example: nfp bisect vllm 0.10.2..0.33.0 --gpu h20 --model llada-2.1-mini",
     )
     p.add_argument("framework")
@@ -100,34 +112,78 @@ def run_diff(given: argparse.Namespace) -> int:
     if not shared:
         raise UnknownName(f"none of the models has a {MODULE_OF[before.framework]} module for {before.framework}")
     found = upgrade.diff([both[0][k] for k in shared], [both[1][k] for k in shared], given.artifacts)
-    changes = [c for c in found if c.is_changed]
-    unknown = [c for c in found if c.before.unknown and c.after.unknown]
-    warned = [c for c in found if not c.is_changed and c.parameters]
+    told = Told(
+        before,
+        after,
+        found,
+        [c for c in found if c.is_changed],
+        [c for c in found if c.unknown],
+        [c for c in found if not c.is_changed and not c.unknown and c.parameters],
+    )
     if given.json:
-        rows = {"changes": [as_json(c) for c in changes], "warnings": [as_json(c) for c in warned]}
-        print(json.dumps({"before": str(before), "after": str(after), "cases": len(found)} | rows, indent=1))
+        print(json.dumps(_diff_json(told), indent=1))
     elif given.markdown:
-        print("\n".join(_markdown(before, after, found, changes, warned)))
+        print("\n".join(_markdown(told)))
     else:
-        print("\n".join(_text(before, after, found, changes, warned)))
-    for c in unknown:
-        print(f"{c.case.gpu} {c.case.subject.name}: unknown in both: {c.before.unknown}", file=sys.stderr)
-    # What is unknown on both sides was not compared: that is no clean bill either.
-    failing = [c for c in changes if given.fail_on == "any" or c.moves_boundary]
-    return EXIT_CHANGED if failing or unknown else 0
+        print("\n".join(_text(told)))
+    if any(given.fail_on == "any" or c.moves_boundary for c in told.changes):
+        return EXIT_CHANGED
+    # What is unknown was not compared: that is no clean bill.
+    return EXIT_UNDECIDED if told.unknown else 0
 
 
-def _text(
-    before: Backend, after: Backend, found: list[Change], changes: list[Change], warned: list[Change]
-) -> list[str]:
-    lines = [f"{before} to {after}: {len(changes)} of {len(found)} cases changed"]
-    for change, gpus in upgrade.merge_equal(changes):
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Two releases side by side: all cases, those that changed, those that can't be told, and those whose other parameters changed."""
+
+    before: Backend
+    after: Backend
+    found: list[Change]
+    changes: list[Change]
+    unknown: list[Change]
+    warned: list[Change]
+
+    @property
+    def headline(self) -> str:
+        """ "3 of 17 cases changed, 2 can't be told"."""
+        text = f"{len(self.changes)} of {len(self.found)} cases changed"
+        return text + (f", {len(self.unknown)} can't be told" if self.unknown else "")
+
+    @property
+    def not_covered(self) -> str:
+        """What the framework's answer says nothing of; "" where it covers all."""
+        return NOT_COVERED.get(self.before.framework, "")
+
+
+def _diff_json(told: Told) -> dict[str, Any]:
+    unknown = [
+        f"{', '.join(gpus)} {c.case.subject.name}: undecided, {c.unknown}"
+        for c, gpus in upgrade.merge_equal(told.unknown)
+    ]
+    return {
+        "before": str(told.before),
+        "after": str(told.after),
+        "cases": len(told.found),
+        "changes": [as_json(c) for c in told.changes],
+        "undecided": [as_json(c) for c in told.unknown],
+        "parameters": [as_json(c) for c in told.warned],
+        "warnings": unknown,
+        "not_covered": told.not_covered,
+    }
+
+
+def _text(told: Told) -> list[str]:
+    lines = [f"{told.before} to {told.after}: {told.headline}"]
+    for change, gpus in upgrade.merge_equal(told.unknown):
+        lines += ["", f"{change.case.subject.name} on {', '.join(gpus)}"]
+        lines.append(f"  undecided, {change.unknown}")
+    for change, gpus in upgrade.merge_equal(told.changes):
         lines += ["", f"{change.case.subject.name} on {', '.join(gpus)}"]
         lines += [f"  {line}" for line in _in_words(change)]
-    for change, gpus in upgrade.merge_equal(warned):
+    for change, gpus in upgrade.merge_equal(told.warned):
         lines += ["", f"{change.case.subject.name} on {', '.join(gpus)}: no change of granularity, but a warning"]
         lines += [f"  {line}" for line in _parameters_in_words(change)]
-    return lines
+    return [*lines, *(["", told.not_covered] if told.not_covered else [])]
 
 
 def _parameters_in_words(c: Change) -> list[str]:
@@ -149,9 +205,8 @@ def _parameters_in_words(c: Change) -> list[str]:
 
 
 def _in_words(c: Change) -> list[str]:
-    for side, when in ((c.before, "before"), (c.after, "after")):
-        if side.unknown:
-            return [f"unknown {when}: {side.unknown}"]
+    if c.unknown:
+        return [f"undecided, {c.unknown}"]
     unit = "tokens" if c.case.module == "moe" else "query rows"
     lines = [f"{first}..{last} {unit}: {old} to {new} rows" for first, last, old, new in c.tiles]
     if not c.moves_boundary:
@@ -173,29 +228,29 @@ def _in_words(c: Change) -> list[str]:
     return lines
 
 
-def _markdown(
-    before: Backend, after: Backend, found: list[Change], changes: list[Change], warned: list[Change]
-) -> list[str]:
-    title = f"### Granularity: {before} to {after}"
+def _markdown(told: Told) -> list[str]:
+    title = f"### Granularity: {told.before} to {told.after}"
     notes = [
         f"- {c.case.subject.name} on {', '.join(gpus)}: {'; '.join(_parameters_in_words(c))}"
-        for c, gpus in upgrade.merge_equal(warned)
+        for c, gpus in upgrade.merge_equal(told.warned)
     ]
     if notes:
         notes = ["", "No change of granularity, but other tile parameters changed:", "", *notes]
-    if not changes:
-        return [title, "", f"No change in {len(found)} cases (models x GPUs).", *notes]
+    if told.not_covered:
+        notes += ["", f"{told.not_covered}."]
+    if not told.changes and not told.unknown:
+        return [title, "", f"No change in {len(told.found)} cases (models x GPUs).", *notes]
     lines = [
         title,
         "",
-        f"{len(changes)} of {len(found)} cases changed.",
+        f"{told.headline}.",
         "",
         "| model | GPUs | tiles | kernel | source | N_max, principle | N_max, tile roofline |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for c, gpus in upgrade.merge_equal(changes):
-        if unknown := c.before.unknown or c.after.unknown:
-            lines.append(f"| {c.case.subject.name} | {', '.join(gpus)} | unknown: {unknown} | | | | |")
+    for c, gpus in upgrade.merge_equal([*told.unknown, *told.changes]):
+        if c.unknown:
+            lines.append(f"| {c.case.subject.name} | {', '.join(gpus)} | undecided: {c.unknown} | | | | |")
             continue
         model = f"{c.case.subject.name}<br>one rank: {c.rank[0]} → {c.rank[1]}" if c.rank else c.case.subject.name
         tiles = "<br>".join(f"{a}..{b}: {old} → {new}" for a, b, old, new in c.tiles) or "same"
@@ -222,7 +277,7 @@ def as_json(c: Change) -> dict[str, Any]:
         "source": c.sources,
         "n_max": {p: c.n_max(p) for p in ("principle", "tile_roofline")},
         "n_max_interval": [term and term.get("interval") for term in c.terms("tile_roofline")],
-        "unknown": [c.before.unknown, c.after.unknown],
+        "unknown": c.unknown,
     }
 
 
@@ -239,23 +294,35 @@ def run_bisect(given: argparse.Namespace) -> int:
     low, high = (Version(e.release) for e in ends)
     releases = [r for r in artifacts.known_releases(backend.framework) if low <= Version(r) <= high]
     case = _case(given, Backend(backend.framework, releases[0]))
-    change, read = upgrade.bisect(releases, case, given.artifacts, lambda r: print(f"  reading {r}", file=sys.stderr))
+    found = upgrade.bisect(releases, case, given.artifacts, lambda r: print(f"  reading {r}", file=sys.stderr))
     if given.json:
-        print(
-            json.dumps(
-                {"first_changed": change.case.backend.release if change else None, "read": read, "of": len(releases)}
-                | (as_json(change) if change else {}),
-                indent=1,
-            )
-        )
-    elif change is None:
-        print(f"no change from {first} to {last} ({read} of {len(releases)} releases read)")
+        changes = [{"release": _after(c).release} | as_json(c) for c in found.changes]
+        unknown = [{"release": release, "reason": reason} for release, reason in found.unknown]
+        print(json.dumps({"changes": changes, "unknown": unknown, "read": found.read}, indent=1))
     else:
-        assert change.before.granularity is not None
-        print(f"{change.case.backend} is the first that changed, after {change.before.granularity.release}", end="")
-        print(f" ({read} of {len(releases)} releases read)")
-        print("\n".join(f"  {line}" for line in _in_words(change)))
-    return EXIT_CHANGED if change else 0
+        print("\n".join(_bisected(found, ends)))
+    if found.changes:
+        return EXIT_CHANGED
+    return EXIT_UNDECIDED if found.unknown else 0
+
+
+def _after(c: Change) -> Backend:
+    return (c.after_case or c.case).backend
+
+
+def _bisected(found: upgrade.Bisected, ends: Sequence[Backend]) -> list[str]:
+    counts = f"{found.read} releases read" + (f", {len(found.unknown)} unknown" if found.unknown else "")
+    first, last = ends
+    if found.changes:
+        names = ", ".join(_after(c).release for c in found.changes)
+        lines = [f"{first.framework} changed at {names} ({first.release} to {last.release}, {counts})"]
+    else:
+        known = "no change that can be told" if found.unknown else "no change"
+        lines = [f"{known} from {first.release} to {last.release} ({counts})"]
+    for c in found.changes:
+        lines.append(f"{_after(c)}, after {c.case.backend.release}")
+        lines += [f"  {line}" for line in _in_words(c)]
+    return [*lines, *(f"{first.framework}=={release} is undecided: {reason}" for release, reason in found.unknown)]
 
 
 def run_history(given: argparse.Namespace) -> int:
@@ -272,7 +339,12 @@ def run_history(given: argparse.Namespace) -> int:
         case = _case(given, Backend(backend.framework, release))
         side = upgrade.answer([case], given.artifacts)[0]
         g = side.granularity
-        state = (None, side.unknown) if g is None else (g.tiles(), g.kernel, Change(case, side, side).sources[0])
+        # Unknown kernels are the same where the same code chooses them.
+        state = (
+            (None, side.unknown)
+            if g is None
+            else (g.tiles(), g.kernel, g.choice_digest, Change(case, side, side).sources[0])
+        )
         if given.all or state != last:
             rows.append((release, side, case))
         last = state
@@ -291,6 +363,9 @@ def run_history(given: argparse.Namespace) -> int:
         kernel = side.granularity.kernel
         print(f"  {release:<14} N_max {n[0]} / {n[1]}  {kernel}, {Change(case, side, side).sources[1]}: {tiles}")
     print("N_max by the principle / by the tile roofline")
+    for release, side, _ in rows:
+        if side.granularity is not None and side.granularity.kernel == UNKNOWN:
+            print(f"{release}: which kernel runs is unknown: {side.granularity.kernel_reason}")
     return 0
 
 
@@ -300,6 +375,7 @@ def _history_json(release: str, side: upgrade.Side, case: Case) -> dict[str, Any
         "tiles": side.granularity.tiles() if side.granularity else None,
         "source": Change(case, side, side).sources[1],
         "kernel": side.granularity.kernel if side.granularity else None,
+        "kernel_reason": side.granularity.kernel_reason if side.granularity else "",
         "n_max": {p: Change(case, side, side).n_max(p)[1] for p in ("principle", "tile_roofline")},
         "unknown": side.unknown,
     }

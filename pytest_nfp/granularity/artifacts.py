@@ -171,6 +171,14 @@ def _local(framework: str, release: str, wanted: re.Pattern[str], archives: Path
     raise RuleUnknown(f"no archive of {framework} {release} in {archives}")
 
 
+def archived_release(framework: str, release: str, archives: Path) -> str | None:
+    """The release as an archive of the folder writes it, such as 0.24.0 for 0.24; None where it has none."""
+    if not archives.is_dir():
+        return None
+    versions = (_file_version(framework, path.name) for path in sorted(archives.iterdir()))
+    return next((str(v) for v in versions if v is not None and v == Version(release)), None)
+
+
 @dataclass(frozen=True, slots=True)
 class IndexFile:
     """One file on the package index."""

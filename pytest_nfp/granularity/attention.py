@@ -128,7 +128,7 @@ def flashinfer_backend(query: Query, artifact: Artifact) -> tuple[str, str]:
         "head_dims": [shape.head_dim, shape.values],
         **evaluator.surroundings(query.device),
     }
-    found = evaluator.evaluate_kernels([question])[0]
+    found = evaluator.evaluate_attention_backend(question)
     if isinstance(found, RuleUnknown):
         return kernel_choice.UNKNOWN, str(found)
     return (

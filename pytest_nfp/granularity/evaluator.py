@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,11 @@ from pytest_nfp.granularity.maps import RuleUnknown
 from pytest_nfp.granularity.query import DeviceFacts, Query
 
 SANDBOX = Path(__file__).with_name("sandbox.py")
+SECONDS_A_QUESTION = 6
+"""Processor time that one question may take."""
 TIMEOUT_S = 60
+MOST_BROKEN = 2
+"""Questions of one batch that may end their interpreter: a release whose rule loops would take its time for each."""
 Runs = list[tuple[int, tuple[int, str | None, int | None, str]]]
 """(how many counts in a row, (tile, tuned file or None, key or None, other parameters)), from count 1 on."""
 
@@ -72,17 +77,31 @@ def evaluate(questions: Sequence[dict[str, Any]]) -> list[Runs | RuleUnknown]:
     return [_runs(a) for a in _answers(questions)]
 
 
-def evaluate_kernels(questions: Sequence[dict[str, Any]]) -> list[str | RuleUnknown]:
-    """The kernel of each question, or the reason why it is unknown."""
-    return [_unknown(a) or str(a["kernel"]) for a in _answers(questions)]
+def evaluate_attention_backend(question: dict[str, Any]) -> str | RuleUnknown:
+    """The backend that FlashInfer's own choice gives, or the reason why it is unknown."""
+    found = _answers([question])[0]
+    return _unknown(found) or str(found["kernel"])
 
 
-def _answers(questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    keys = [_key(q) for q in questions]
+def evaluate_kernels(
+    questions: Sequence[dict[str, Any]], identity: str, shared: Callable[[], dict[str, Any]]
+) -> list[list[str] | RuleUnknown]:
+    """The kernels of each question, or the reason why they are unknown.
+
+    shared: what all questions have in common, a release's sources. They are read only where an answer is not kept yet;
+    `identity` stands for them in the cache.
+    """
+    return [_unknown(a) or [str(k) for k in a["kernels"]] for a in _answers(questions, identity, shared)]
+
+
+def _answers(
+    questions: Sequence[dict[str, Any]], identity: str = "", shared: Callable[[], dict[str, Any]] = dict
+) -> list[dict[str, Any]]:
+    keys = [_key(q, identity) for q in questions]
     answers = {k: _cached(k) for k in keys}
     missing = {k: q for k, q in zip(keys, questions, strict=True) if answers[k] is None}
     if missing:
-        for key, answer in zip(missing, _run(list(missing.values())), strict=True):
+        for key, answer in zip(missing, _run(list(missing.values()), shared()), strict=True):
             answers[key] = answer
             _keep(key, answer)
     return [a for k in keys if (a := answers[k]) is not None]
@@ -98,29 +117,47 @@ def _runs(answer: dict[str, Any]) -> Runs | RuleUnknown:
     return [(count, (tile, path, key, others)) for count, (tile, path, key, others) in answer["runs"]]
 
 
-def _run(questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One isolated interpreter for all; where it dies, each question gets one of its own."""
+def _run(questions: list[dict[str, Any]], shared: dict[str, Any]) -> list[dict[str, Any]]:
+    """An isolated interpreter for all; where a rule ends it, another one for those that come after."""
+    answers: list[dict[str, Any]] = []
+    broken = 0
+    while len(answers) < len(questions):
+        if broken == MOST_BROKEN:
+            left = len(questions) - len(answers)
+            answers += [{"unknown": f"not asked: {broken} questions before it ended without an answer (limit)"}] * left
+            break
+        found, reason = _ask(questions[len(answers) :], shared)
+        answers += found
+        if reason and len(answers) < len(questions):
+            answers.append({"unknown": reason})
+            broken += 1
+    return answers
+
+
+def _ask(questions: list[dict[str, Any]], shared: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    """The answers up to the one that ended the interpreter, and how it ended; "" where all were answered."""
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", str(SANDBOX)],
-            input=json.dumps(questions),
+            input=json.dumps({"shared": shared, "questions": questions, "seconds": SECONDS_A_QUESTION}),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
             check=False,
             env={},
         )
-    except subprocess.TimeoutExpired:
-        reason = f"the rule did not end within {TIMEOUT_S} s"
-    else:
-        if done.returncode == 0:
-            answers: list[dict[str, Any]] = json.loads(done.stdout)
-            return answers
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
-        reason = f"{last[0]} (time or memory limit)"
-    if len(questions) == 1:
-        return [{"unknown": reason}]
-    return [_run([q])[0] for q in questions]
+        written, errors, code = done.stdout, done.stderr, done.returncode
+    except subprocess.TimeoutExpired as expired:
+        partial = expired.stdout or b""
+        written = partial.decode() if isinstance(partial, bytes) else partial
+        errors, code = f"it did not end within {TIMEOUT_S} s", 1
+    answers = [json.loads(line) for line in written.splitlines(keepends=True) if line.endswith("\n")]
+    if code == -signal.SIGXCPU:
+        return answers, f"the rule did not end within {SECONDS_A_QUESTION} s of processor time"
+    if code or len(answers) < len(questions):
+        last = errors.strip().splitlines()[-1:] or [f"exit {code}"]
+        return answers, f"the rule ended the interpreter: {last[0]} (time or memory limit)"
+    return answers, ""
 
 
 @lru_cache(maxsize=1)
@@ -128,8 +165,9 @@ def _sandbox_digest() -> bytes:
     return hashlib.sha256(SANDBOX.read_bytes()).digest()
 
 
-def _key(question: dict[str, Any]) -> str:
-    return hashlib.sha256(_sandbox_digest() + json.dumps(question, sort_keys=True).encode()).hexdigest()
+def _key(question: dict[str, Any], identity: str) -> str:
+    asked = identity + json.dumps(question, sort_keys=True)
+    return hashlib.sha256(_sandbox_digest() + asked.encode()).hexdigest()
 
 
 def _cached(key: str) -> dict[str, Any] | None:

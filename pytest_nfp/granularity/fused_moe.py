@@ -63,10 +63,16 @@ def granularities(queries: Sequence[Query], archives: Path | None = None) -> lis
             questions.setdefault(artifact, []).append((i, _question(artifact, query)))
         except RuleUnknown as reason:
             answers[i] = reason
+    read = [i for asked in questions.values() for i, _ in asked]
+    choices = dict(zip(read, kernel_choice.kernel_choices([queries[i] for i in read], archives), strict=True))
     for artifact, asked in questions.items():
         for (i, _), points in zip(asked, evaluator.evaluate([q for _, q in asked]), strict=True):
             try:
-                answers[i] = points if isinstance(points, RuleUnknown) else _map(artifact, queries[i], points, archives)
+                answers[i] = (
+                    points
+                    if isinstance(points, RuleUnknown)
+                    else _map(artifact, queries[i], points, choices[i], archives)
+                )
             except RuleUnknown as reason:
                 answers[i] = reason
     return [a for a in answers if a is not None]
@@ -77,29 +83,27 @@ def _artifact(framework: str, release: str, archives: Path | None) -> Artifact:
     return open_release(framework, release, WANTED, archives)
 
 
-def _map(artifact: Artifact, query: Query, runs: evaluator.Runs, archives: Path | None) -> Granularity:
+def _map(
+    artifact: Artifact, query: Query, runs: evaluator.Runs, choice: kernel_choice.Choice, archives: Path | None
+) -> Granularity:
     ranges = from_runs(
         (count, (tile, Path(path).name if path else "default rule", key)) for count, (tile, path, key, _) in runs
     )
     parameters = parameter_runs((count, others) for count, (_, _, _, others) in runs)
     folders = {Path(path).parent.name for _, (_, path, _, _) in runs if path}
     warnings = [*_near_misses(artifact, query, {r.source for r in ranges}), *_key_gaps(ranges)]
-    if query.framework == "sglang":
-        kernel = kernel_choice.UNKNOWN
-        reason = "SGLang chooses by server arguments that no artifact holds; the tiles are those of its Triton kernel"
-        if folders and (mine := _triton_folder(artifact)) not in folders:
-            served = ", ".join(sorted(folders))
-            warnings.append(f"same shape, other source folder: {served} serves {mine}, which has no such file")
-    else:
-        kernel, reason = kernel_choice.kernel_choice(query, archives)
-        if kernel == "marlin":
-            ranges, warnings, parameters = _marlin(query, archives), [], ()
-        elif kernel == kernel_choice.UNKNOWN:
-            warnings.append("which kernel runs is unknown; the tiles are those of the Triton kernel")
-        elif kernel != "triton":
-            warnings.append(f"the tiles are those of the Triton kernel, which {kernel} does not run on")
-        elif own := kernel_choice.own_tile_limit(query, archives):
-            warnings.append(f"M=1..{own}: every (token, expert) pair gets a tile of its own")
+    kernel = choice.kernel
+    if query.framework == "sglang" and folders and (mine := _triton_folder(artifact)) not in folders:
+        served = ", ".join(sorted(folders))
+        warnings.append(f"same shape, other source folder: {served} serves {mine}, which has no such file")
+    if kernel == "marlin" and query.framework == "vllm":
+        ranges, warnings, parameters = _marlin(query, archives), [], ()
+    elif kernel == kernel_choice.UNKNOWN:
+        warnings.append("which kernel runs is unknown; the tiles are those of the Triton kernel")
+    elif kernel != "triton":
+        warnings.append(f"the tiles are those of the Triton kernel, which {kernel} does not run on")
+    elif query.framework == "vllm" and (own := kernel_choice.own_tile_limit(query, archives)):
+        warnings.append(f"M=1..{own}: every (token, expert) pair gets a tile of its own")
     warnings += [f"{name}={value} is in force" for name, value in _environment()]
     return Granularity(
         framework=query.framework,
@@ -109,12 +113,13 @@ def _map(artifact: Artifact, query: Query, runs: evaluator.Runs, archives: Path 
         device_name=query.device.name,
         ranges=ranges,
         kernel=kernel,
-        kernel_reason=reason,
+        kernel_reason=choice.reason,
         artifact_file=artifact.file,
         artifact_sha256=artifact.sha256,
         origin=artifact.origin,
         warnings=tuple(warnings),
         parameters=parameters,
+        choice=choice.code,
     )
 
 

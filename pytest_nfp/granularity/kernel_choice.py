@@ -1,89 +1,193 @@
-"""Which fused-MoE kernel vLLM runs before any tile: the release's own backend order, evaluated.
+"""Which fused-MoE kernel a release runs before any tile: its own choice, evaluated.
 
-Newer releases have a selection function a number format (`oracle/`), which asks every kernel class in turn what it
-supports; older ones a function for FP8 alone. They run in the sandbox, for one rank or expert parallelism in one node, in
-the default environment, with FlashInfer where the release requires it. DeepGEMM is not a requirement: both answers are asked.
+vLLM: newer releases have a selection function a number format (`oracle/`), which asks every kernel class in turn what it
+supports; older ones a function for FP8 alone. SGLang: the server arguments choose by the model's class, and the
+quantisation method makes a runner of what they leave `auto`. Both run in the sandbox, for one rank or expert parallelism
+in one node, in the default environment, with FlashInfer where the release requires it. DeepGEMM is not a requirement: both
+answers are asked where the release asks for it.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from pytest_nfp.granularity import evaluator
 from pytest_nfp.granularity.artifacts import Artifact, open_release
+from pytest_nfp.granularity.choice_code import code_of
 from pytest_nfp.granularity.maps import RuleUnknown
-from pytest_nfp.granularity.query import DeviceFacts, ExpertShape, Query
+from pytest_nfp.granularity.query import ExpertShape, Query
 
-WANTED = re.compile(
-    r"(?:^|/)vllm/(?:model_executor/layers/fused_moe/.+\.py"
-    r"|model_executor/layers/quantization/(?:fp8|utils/quant_utils|utils/flashinfer_utils)\.py|envs\.py)$"
-    r"|(?:^|/)[^/]+\.dist-info/METADATA$|^PKG-INFO$"
-)
+WANTED = {
+    "vllm": re.compile(
+        r"(?:^|/)vllm/(?:model_executor/layers/fused_moe/.+\.py"
+        r"|model_executor/layers/quantization/(?:fp8|utils/quant_utils|utils/flashinfer_utils)\.py|envs\.py)$"
+        r"|(?:^|/)[^/]+\.dist-info/METADATA$|^PKG-INFO$"
+    ),
+    "sglang": re.compile(
+        r"(?:^|/)sglang/srt/(?:server_args\.py|arg_groups/.+\.py|environ\.py|utils\.py|utils/common\.py"
+        r"|layers/moe/(?:utils|fused_moe_triton/layer)\.py|layers/quantization/(?:fp8|unquant)\.py)$"
+        r"|(?:^|/)[^/]+\.dist-info/METADATA$|^PKG-INFO$"
+    ),
+}
 LAYERS = "vllm.model_executor.layers"
 ORACLES = {
     "bf16": (f"{LAYERS}.fused_moe.oracle.unquantized", "select_unquantized_moe_backend"),
     "fp8": (f"{LAYERS}.fused_moe.oracle.fp8", "select_fp8_moe_backend"),
 }
 OLD_FP8 = (f"{LAYERS}.quantization.fp8", "get_fp8_moe_backend")
+CLASSES = {
+    "vllm": {
+        "bf16": (f"{LAYERS}.fused_moe.layer", "UnquantizedFusedMoEMethod"),
+        "fp8": (f"{LAYERS}.quantization.fp8", "Fp8MoEMethod"),
+    },
+    "sglang": {
+        "bf16": ("sglang.srt.layers.quantization.unquant", "UnquantizedFusedMoEMethod"),
+        "fp8": ("sglang.srt.layers.quantization.fp8", "Fp8MoEMethod"),
+    },
+}
+"""The classes in which a release without a selection function chooses."""
 
 
 UNKNOWN = "unknown"
 """The kernel's name where it can't be known from the artifact; the reason stands beside it."""
 
 
-def kernel_choice(query: Query, archives: Path | None = None) -> tuple[str, str]:
-    """(kernel, reason) that vLLM runs for a query; `unknown` with the reason where the artifact does not tell."""
-    try:
-        assert isinstance(query.shape, ExpertShape)
-        parallel = query.shape.expert_parallel
-        return _choice(query.release, query.device.compute_capability, query.dtype, parallel, archives)
-    except RuleUnknown as reason:
-        return UNKNOWN, str(reason)
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernel that a release runs, and why.
+
+    code: (function, digest) of all that makes the choice, where the kernel is unknown: two releases with the same code choose
+    the same kernel, whichever that is.
+    """
+
+    kernel: str
+    reason: str
+    code: tuple[tuple[str, str], ...] = ()
 
 
-@lru_cache(maxsize=256)
-def _choice(
-    release: str, capability: tuple[int, int] | None, dtype: str, expert_parallel: int, archives: Path | None
-) -> tuple[str, str]:
-    artifact = _artifact(release, archives)
-    sources = _sources(artifact)
-    dtype = "bf16" if dtype in ("bf16", "fp16") else dtype
-    entry = _entry(sources, "bf16" if dtype == "bf16" else "fp8")
+def kernel_choices(queries: Sequence[Query], archives: Path | None = None) -> list[Choice]:
+    """The kernel of each query, or `unknown` with the reason; the queries of one release are evaluated together."""
+    answers: dict[int, Choice] = {}
+    asked: dict[Artifact, list[tuple[int, dict[str, Any], str]]] = {}
+    for i, query in enumerate(queries):
+        artifact = None
+        try:
+            artifact = _artifact(query.framework, query.release, archives)
+            found = _asked(artifact, query)
+            if isinstance(found, Choice):
+                answers[i] = found
+            else:
+                asked.setdefault(artifact, []).append((i, *found))
+        except RuleUnknown as reason:
+            answers[i] = _unknown(artifact, query, str(reason))
+    for artifact, questions in asked.items():
+        shared = partial(_shared, artifact)
+        evaluated = evaluator.evaluate_kernels([q for _, q, _ in questions], _identity(artifact), shared)
+        for (i, _, why), kernels in zip(questions, evaluated, strict=True):
+            if isinstance(kernels, RuleUnknown):
+                answers[i] = _unknown(artifact, queries[i], str(kernels))
+                continue
+            names = [_name(k) for k in kernels]
+            kernel = names[0] if len(set(names)) == 1 else f"{names[0]} if installed, else {names[1]}"
+            answers[i] = Choice(kernel, why)
+    return [answers[i] for i in range(len(queries))]
+
+
+def kernel_choice(query: Query, archives: Path | None = None) -> Choice:
+    """The kernel of one query, or `unknown` with the reason."""
+    return kernel_choices([query], archives)[0]
+
+
+def _asked(artifact: Artifact, query: Query) -> Choice | tuple[dict[str, Any], str]:
+    """What the sandbox is asked, and the words for its answer; the answer itself where it needs no question."""
+    shape = query.shape
+    assert isinstance(shape, ExpertShape)
+    parallel = shape.expert_parallel
+    ranks = "one rank" if parallel == 1 else f"expert parallelism over {parallel} ranks"
+    common = {
+        "framework": query.framework,
+        "dtype": query.dtype,
+        **evaluator.surroundings(query.device),
+        "expert_parallel": parallel,
+        "model": {
+            "activation": shape.activation,
+            "gated": shape.gated,
+            "bias": shape.bias,
+            "hidden": shape.hidden,
+            "width": shape.width,
+            "experts": shape.experts * parallel,
+            "top_k": shape.top_k,
+        },
+    }
+    if query.framework == "sglang":
+        if query.device.compute_capability is None:
+            raise RuleUnknown("the runner is chosen by compute capability, which this device's name does not tell")
+        model = "the model's class" if query.architecture else "a model whose class has no choice of its own"
+        reason = (
+            f"the release's server arguments and quantisation method for {model}, for {ranks} with nothing set by hand"
+        )
+        return common | {"architecture": query.architecture}, reason
+    kind = _kind(query.dtype)
+    entry = _entry(artifact, kind)
     if entry is None:
-        if dtype != "bf16":
+        if kind != "bf16":
             raise RuleUnknown(f"{artifact.file} has no function that chooses the FP8 kernel")
-        return _unordered(artifact, sources)
-    if capability is None:
-        raise RuleUnknown("the order asks for a compute capability, which the catalog does not know")
+        return _unordered(artifact)
+    if query.device.compute_capability is None:
+        raise RuleUnknown("the order asks for a compute capability, which this device's name does not tell")
     flashinfer = _requires(artifact, "flashinfer-python")
-    questions = [
-        _question(capability, sources, entry, dtype, flashinfer, deep_gemm, expert_parallel)
-        for deep_gemm in (True, False)
-    ]
-    with_it, without = evaluator.evaluate_kernels(questions)
-    for found in (with_it, without):
-        if isinstance(found, RuleUnknown):
-            raise found
-    assert isinstance(with_it, str) and isinstance(without, str)
-    ranks = "one rank" if expert_parallel == 1 else f"expert parallelism over {expert_parallel} ranks"
     reason = (
         f"{entry[1]} of the release, for {ranks} in the default environment,"
         f" {'with' if flashinfer else 'without'} FlashInfer as its requirements say"
     )
-    if with_it != without:
-        return f"{_name(with_it)} if installed, else {_name(without)}", reason
-    return _name(without), reason
+    return common | {"entry": entry, "flashinfer": flashinfer}, reason
+
+
+def _kind(dtype: str) -> str:
+    return "bf16" if dtype in ("bf16", "fp16") else "fp8"
+
+
+def _identity(artifact: Artifact) -> str:
+    """What stands for a release's sources in the cache."""
+    return f"{artifact.file} {artifact.sha256}"
+
+
+@lru_cache(maxsize=64)
+def _shared(artifact: Artifact) -> dict[str, Any]:
+    sources = _sources(artifact)
+    names = sorted({n for text in sources.values() for n in re.findall(r"\bhas_flashinfer\w*", text)})
+    return {"sources": sources, "environment_file": "vllm/envs.py", "flashinfer_names": names}
+
+
+def _unknown(artifact: Artifact | None, query: Query, reason: str) -> Choice:
+    """An unknown kernel, with the code that chooses it where the release can be read."""
+    if artifact is None:
+        return Choice(UNKNOWN, reason)
+    kind = _kind(query.dtype)
+    entry = _entry(artifact, kind) if query.framework == "vllm" else None
+    module, name = entry or CLASSES[query.framework][kind]
+    starts = [(module, name)]
+    if query.framework == "sglang":
+        starts.append(("sglang.srt.server_args", "ServerArgs"))
+    return Choice(UNKNOWN, reason, _code(artifact, tuple(starts)))
+
+
+@lru_cache(maxsize=64)
+def _code(artifact: Artifact, starts: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    return code_of(_sources(artifact), starts)
 
 
 def marlin_question(query: Query, archives: Path | None = None) -> dict[str, Any]:
     """What the sandbox is asked for Marlin's own size rule: the loop over its sizes, lifted. Raises RuleUnknown."""
     shape = query.shape
     assert isinstance(shape, ExpertShape)
-    for name, text in _sources(_artifact(query.release, archives)).items():
+    for name, text in _sources(_artifact("vllm", query.release, archives)).items():
         if "marlin_moe" not in name.rpartition("/")[2]:
             continue
         for node in ast.walk(ast.parse(text)):
@@ -100,7 +204,7 @@ def own_tile_limit(query: Query, archives: Path | None = None) -> int:
     shape = query.shape
     assert isinstance(shape, ExpertShape)
     try:
-        sources = _sources(_artifact(query.release, archives))
+        sources = _sources(_artifact("vllm", query.release, archives))
     except RuleUnknown:
         return 0
     text = sources.get("vllm/model_executor/layers/fused_moe/fused_moe.py", "")
@@ -109,8 +213,8 @@ def own_tile_limit(query: Query, archives: Path | None = None) -> int:
 
 
 @lru_cache(maxsize=64)
-def _artifact(release: str, archives: Path | None) -> Artifact:
-    return open_release("vllm", release, WANTED, archives)
+def _artifact(framework: str, release: str, archives: Path | None) -> Artifact:
+    return open_release(framework, release, WANTED[framework], archives)
 
 
 @lru_cache(maxsize=64)
@@ -119,56 +223,35 @@ def _sources(artifact: Artifact) -> dict[str, str]:
     return {n: artifact.read(n) for n in sorted(artifact.names) if n.endswith(".py")}
 
 
-def _entry(sources: dict[str, str], kind: str) -> tuple[str, str] | None:
+@lru_cache(maxsize=256)
+def _entry(artifact: Artifact, kind: str) -> tuple[str, str] | None:
     candidates = [ORACLES[kind], *([OLD_FP8] if kind == "fp8" else [])]
     for module, function in candidates:
         path = module.replace(".", "/") + ".py"
-        if f"def {function}(" in sources.get(path, ""):
+        if path in artifact.names and f"def {function}(" in artifact.read(path):
             return module, function
     return None
 
 
-def _unordered(artifact: Artifact, sources: dict[str, str]) -> tuple[str, str]:
+def _unordered(artifact: Artifact) -> Choice:
     """A release without an order for unquantised experts: Triton, unless a switch of its environment is on by default."""
-    if not {"vllm/envs.py", "vllm/model_executor/layers/fused_moe/layer.py"} <= set(sources):
+    if not {"vllm/envs.py", "vllm/model_executor/layers/fused_moe/layer.py"} <= artifact.names:
         raise RuleUnknown(f"{artifact.file} lacks the files in which a kernel would be chosen")
-    switch = re.search(r"VLLM_USE_FLASHINFER_MOE_FP16\s*:\s*bool\s*=\s*(\w+)", sources.get("vllm/envs.py", ""))
+    switch = re.search(r"VLLM_USE_FLASHINFER_MOE_FP16\s*:\s*bool\s*=\s*(\w+)", artifact.read("vllm/envs.py"))
     if switch is not None and switch[1] != "False":
         raise RuleUnknown(
             f"{artifact.file} has no function that chooses, and VLLM_USE_FLASHINFER_MOE_FP16 is {switch[1]}"
         )
-    return "triton", "the release has no other path for unquantised experts in the default environment"
+    return Choice("triton", "the release has no other path for unquantised experts in the default environment")
 
 
+@lru_cache(maxsize=64)
 def _requires(artifact: Artifact, distribution: str) -> bool:
     for name in artifact.names:
         if name.endswith(("METADATA", "PKG-INFO")):
             lines = re.findall(rf"^Requires-Dist: {distribution}\b([^\n]*)", artifact.read(name), re.MULTILINE)
             return any("extra ==" not in line for line in lines)
     return False
-
-
-def _question(
-    capability: tuple[int, int],
-    sources: dict[str, str],
-    entry: tuple[str, str],
-    dtype: str,
-    flashinfer: bool,
-    deep_gemm: bool,
-    expert_parallel: int,
-) -> dict[str, Any]:
-    names = sorted({n for text in sources.values() for n in re.findall(r"\bhas_flashinfer\w*", text)})
-    return {
-        "sources": sources,
-        "environment_file": "vllm/envs.py",
-        "entry": entry,
-        "dtype": dtype,
-        **evaluator.surroundings(DeviceFacts("", capability)),
-        "flashinfer": flashinfer,
-        "flashinfer_names": names,
-        "deep_gemm": deep_gemm,
-        "expert_parallel": expert_parallel,
-    }
 
 
 def _name(member: str) -> str:

@@ -32,6 +32,7 @@ class Granularity:
     packed: the counts are query rows times the GQA group, as the kernel packs the heads into the tile.
     parameters: (first, last, "BLOCK_SIZE_N=64 num_warps=4") for what the rule sets beside the tile, where it does.
     artifact: file and sha256 the rule was read from. origin: installed, archive, index or shipped table.
+    choice: (function, digest) of the code that chooses the kernel, where the kernel is unknown.
     """
 
     framework: str
@@ -48,6 +49,7 @@ class Granularity:
     packed: bool = False
     warnings: tuple[str, ...] = field(default=())
     parameters: tuple[tuple[int, int, str], ...] = field(default=())
+    choice: tuple[tuple[str, str], ...] = field(default=())
 
     def __post_init__(self) -> None:
         if not self.ranges or self.ranges[0].first != 1:
@@ -97,6 +99,11 @@ class Granularity:
         if not self.parameters:
             return None
         return hashlib.sha256(repr(self.parameters).encode()).hexdigest()[:12]
+
+    @property
+    def choice_digest(self) -> str | None:
+        """Twelve digits that stand for the code of an unknown choice in a baseline; None where there is none."""
+        return hashlib.sha256(repr(self.choice).encode()).hexdigest()[:12] if self.choice else None
 
     def edges(self) -> list[int]:
         """The last count of each tile: where a boundary is looked for (edge and edge + 1)."""

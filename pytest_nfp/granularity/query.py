@@ -12,18 +12,23 @@ MAX_COUNT = 4096
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a rule may ask of a device: the driver's name; capability and opt-in shared memory in bytes where known."""
+    """What a rule may ask of a device: the driver's name; capability and opt-in shared memory in bytes where known.
+
+    architecture: of another maker's device, such as gfx942; "" for NVIDIA's.
+    """
 
     name: str
     compute_capability: tuple[int, int] | None = None
     shared_memory_optin: int | None = None
+    architecture: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
     """E experts of hidden x width on this rank, k per token; `expert_parallel` ranks share all experts.
 
-    Under expert parallelism `experts` are the local ones: rules see the weights of their rank.
+    Under expert parallelism `experts` are the local ones: rules see the weights of their rank. activation, gated (up and gate,
+    or up alone) and bias are what a choice of kernels asks.
     """
 
     experts: int
@@ -31,6 +36,9 @@ class ExpertShape:
     hidden: int
     top_k: int
     expert_parallel: int = 1
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,10 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One question to one release. dtype: bf16, fp16, fp8 (per tensor) or fp8-block (128 x 128 scales)."""
+    """One question to one release. dtype: bf16, fp16, fp8 (per tensor) or fp8-block (128 x 128 scales).
+
+    architecture: the model's class, such as Qwen3MoeForCausalLM, which SGLang chooses its runner by; "" for one without its own choice.
+    """
 
     framework: str
     release: str
@@ -69,3 +80,4 @@ class Query:
     mode: Mode = "eager"
     batch: int = 1
     max_count: int = MAX_COUNT
+    architecture: str = ""

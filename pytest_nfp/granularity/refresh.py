@@ -39,7 +39,7 @@ RECORDED = {
 }
 
 
-def shipped_wanted() -> list[tuple[Granularity, dict[str, int]]]:
+def shipped_wanted() -> list[tuple[Granularity, dict[str, int | str]]]:
     """Every wanted map, read from its release, with the shape that the rule was asked about. Raises RuleUnknown."""
     asked = [
         (gpu, backend, model)

@@ -7,11 +7,17 @@ files are the texts of the request; time and memory are limited. Source that rea
 
 import ast
 import builtins
+import copy
+import dataclasses
+import enum
 import functools
 import json
 import math
 import os
 import sys
+import time
+import types
+import typing
 from typing import Any
 
 SAFE_BUILTINS = [
@@ -27,6 +33,7 @@ SAFE_BUILTINS = [
     "frozenset",
     "int",
     "isinstance",
+    "issubclass",
     "iter",
     "len",
     "list",
@@ -34,6 +41,7 @@ SAFE_BUILTINS = [
     "max",
     "min",
     "next",
+    "object",
     "range",
     "reversed",
     "round",
@@ -61,10 +69,26 @@ SAFE_BUILTINS = [
     "staticmethod",
     "classmethod",
 ]
-ALLOWED_DUNDERS = {"__file__", "__version__"}
+ALLOWED_DUNDERS = {"__file__", "__version__", "__name__", "__init__", "__post_init__"}
+OPERATORS = {f"__{n}__" for n in ("init", "post_init", "eq", "ne", "lt", "le", "gt", "ge", "hash", "len")} | {
+    f"__{n}__" for n in ("iter", "contains", "getitem", "bool", "call", "or", "ror", "and", "add")
+}
+"""Special methods that a class of a rule may define; others, such as __getattribute__, are left out."""
+FRAMES = {
+    "format_map",
+    "mro",
+    "gi_frame",
+    "cr_frame",
+    "ag_frame",
+    "tb_frame",
+    "f_globals",
+    "f_builtins",
+    "f_locals",
+    "f_back",
+}
+"""Public names that lead from a value to the interpreter."""
 NOT_COUNTS = {"triton_version"}
 """Keys of a tuned file that stand beside its token counts."""
-CPU_SECONDS = 50
 MEMORY_BYTES = 1 << 30
 
 
@@ -82,6 +106,8 @@ class Missing:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)  # Python itself asks: whether a value is a descriptor, a type, ...
         raise Refused(f"the rule uses {self._name}.{attribute}, for which there is no stub")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,6 +135,8 @@ class Stub:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
         return Missing(f"{self._name}.{attribute}")
 
 
@@ -161,6 +189,17 @@ class Handle:
         return self.text
 
 
+FORBIDDEN = (
+    ast.ClassDef,
+    ast.AsyncFunctionDef,
+    ast.Await,
+    ast.Global,
+    ast.Nonlocal,
+    ast.Delete,
+    ast.MatchClass,  # Binds attributes without naming them in an expression.
+)
+
+
 def check(tree: ast.AST) -> None:
     """Refuse private attributes and names, and statements that a rule has no need of."""
     node: Any
@@ -168,29 +207,33 @@ def check(tree: ast.AST) -> None:
         name = getattr(node, "attr", None) if isinstance(node, ast.Attribute) else getattr(node, "id", None)
         if name and name.startswith("__") and name not in ALLOWED_DUNDERS:
             raise Refused(f"line {node.lineno}: {name} is not allowed in a rule")
-        if isinstance(node, ast.Attribute) and node.attr in ("format_map", "mro", "gi_frame", "cr_frame", "f_globals"):
+        if isinstance(node, ast.Attribute) and node.attr in FRAMES:
             raise Refused(f"line {node.lineno}: {node.attr} is not allowed in a rule")
-        if isinstance(node, (ast.ClassDef, ast.AsyncFunctionDef, ast.Await, ast.Global, ast.Nonlocal, ast.Delete)):
+        if isinstance(node, FORBIDDEN):
             raise Refused(f"line {node.lineno}: {type(node).__name__} is not allowed in a rule")
 
 
 def without_annotations(node: ast.FunctionDef) -> ast.FunctionDef:
     """Annotations, and decorators other than caches and method kinds, decide nothing and would need their own stubs."""
-    node.returns = None
-    a = node.args
-    for argument in [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]:
-        if argument is not None:
-            argument.annotation = None
-    kept = ("staticmethod", "classmethod", "property")
+    for function in ast.walk(node):
+        if isinstance(function, ast.FunctionDef):
+            function.returns = None
+        elif isinstance(function, ast.arg):
+            function.annotation = None
+    kept = ("staticmethod", "classmethod", "property", "functools.cached_property", "cached_property")
     node.decorator_list = [d for d in node.decorator_list if "cache" in ast.unparse(d) or ast.unparse(d) in kept]
     return node
 
 
 class Member:
-    """A member of an enumeration: equal to itself alone."""
+    """A token with a name, such as a dtype of torch: equal to itself alone."""
 
     def __init__(self, name: str, value: Any) -> None:
         self.name, self.value = name, value
+
+
+class Scalar(Member):
+    """A token of vLLM's own ScalarType, which the rules tell from torch's dtypes."""
 
 
 class Local(dict):  # type: ignore[type-arg]
@@ -204,6 +247,24 @@ class Local(dict):  # type: ignore[type-arg]
         return self._scope[name]
 
 
+@functools.cache
+def parsed(path: str, source: str) -> ast.Module:
+    """A file is parsed once for all questions of a batch."""
+    return ast.parse(source, path)
+
+
+COMPILED: dict[tuple[int, int], tuple[ast.AST, Any]] = {}
+"""Code by the node that it was made of (kept, so that its id stays its own) and by how many bases it has."""
+
+
+def compiled(node: ast.AST, variant: int, path: str, tree: Any, mode: str) -> Any:
+    """The code of a node, made once for all questions of a batch."""
+    key = id(node), variant
+    if key not in COMPILED:
+        COMPILED[key] = node, compile(ast.fix_missing_locations(tree), path, mode)
+    return COMPILED[key][1]
+
+
 class Scope(dict):  # type: ignore[type-arg]
     """The globals of one lifted module: a name is lifted, with what it needs, when it is first used."""
 
@@ -211,8 +272,9 @@ class Scope(dict):  # type: ignore[type-arg]
         super().__init__()
         self.world, self.path = world, path
         self.nodes: dict[str, ast.stmt] = {}
+        self.classes: dict[str, ast.ClassDef] = {}
         self.attributes: dict[str, list[ast.Assign]] = {}
-        for node in ast.parse(source).body:
+        for node in parsed(path, source).body:
             self._index(node)
         self["__builtins__"] = {
             **SAFE,
@@ -226,6 +288,8 @@ class Scope(dict):  # type: ignore[type-arg]
     def _index(self, node: ast.stmt) -> None:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             self.nodes[node.name] = node
+            if isinstance(node, ast.ClassDef):
+                self.classes[node.name] = node
         elif isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
             if isinstance(target, ast.Name):
@@ -251,7 +315,7 @@ class Scope(dict):  # type: ignore[type-arg]
             return self["__builtins__"].get(name, Missing(name))
         if isinstance(node, ast.FunctionDef):
             check(without_annotations(node))
-            self._run([node])
+            self._run(node, ast.Module([node], []))
             return dict.__getitem__(self, name)
         if isinstance(node, ast.ClassDef):
             return self._class(node)
@@ -260,12 +324,11 @@ class Scope(dict):  # type: ignore[type-arg]
             return self._value(node.value)
         return self._imported(node, name)
 
-    def _run(self, body: list[ast.stmt], local: dict[str, Any] | None = None) -> None:
-        module = ast.fix_missing_locations(ast.Module(body, []))
-        exec(compile(module, self.path, "exec"), self, self if local is None else local)
+    def _run(self, node: ast.stmt, module: ast.Module, variant: int = 0) -> None:
+        exec(compiled(node, variant, self.path, module, "exec"), self)
 
     def _value(self, node: ast.expr) -> Any:
-        return eval(compile(ast.fix_missing_locations(ast.Expression(node)), self.path, "eval"), self)
+        return eval(compiled(node, 0, self.path, ast.Expression(node), "eval"), self)
 
     def _imported(self, node: ast.stmt, name: str) -> Any:
         if isinstance(node, ast.ImportFrom):
@@ -287,71 +350,145 @@ class Scope(dict):  # type: ignore[type-arg]
             return Stub(module, **{n: self.world.member(module, n) for n in fromlist})
         return self.world.module(module.partition(".")[0])
 
-    def _class(self, node: ast.ClassDef) -> Any:
-        """An enumeration, a record with fields, or a class with the methods that a choice of kernels asks."""
-        bases = [ast.unparse(b) for b in node.bases]
-        if any(b.rpartition(".")[2] in ("Enum", "StrEnum", "IntEnum") for b in bases):
-            members = {}
-            for item in node.body:
-                if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
-                    members[item.targets[0].id] = Member(item.targets[0].id, ast.unparse(item.value).strip("'\""))
-            return Stub(node.name, **members)
-        resolved = [self._value(b) for b in node.bases if not isinstance(b, ast.Subscript)]
-        methods: list[ast.stmt] = []
-        fields: dict[str, Any] = {}
+    def _class(self, node: ast.ClassDef, members: "dict[str, Any] | None" = None) -> Any:
+        """A class of the release as Python makes it, from what a rule may need of it.
+
+        Its bases, field defaults, constants and method defaults are evaluated one by one: what can't be is `Missing`, which says
+        so when it is used. Methods that a rule may not have are left out in the same way. Annotations decide nothing.
+        """
+        made = ClassBody(self, node.name, members or {})
+        bases = []
+        for base in node.bases:
+            value = made.value(base.value if isinstance(base, ast.Subscript) else base, "a base")
+            if value is typing.NamedTuple or (isinstance(value, type) and value is not object):
+                bases.append(made.held(value))
         for item in node.body:
-            if isinstance(item, ast.FunctionDef) and not item.name.startswith("__"):
-                try:
-                    check(without_annotations(item))
-                except Refused:
-                    continue  # A method that a choice of kernels does not ask; asking it all the same says so.
-                methods.append(item)
-            elif (
-                isinstance(item, ast.AnnAssign)
-                and isinstance(item.target, ast.Name)
-                and "ClassVar" not in ast.unparse(item.annotation)
-            ):
-                try:
-                    fields[item.target.id] = ... if item.value is None else self._value(item.value)
-                except Refused:
-                    fields[item.target.id] = ...  # Its default asks for more: without a value it is missing.
-        # Compiled as a class, so that super() finds where it is; its bases are those that could be lifted.
-        bases_here = {f"base {i}": b for i, b in enumerate(b for b in resolved if isinstance(b, type))}
-        local = Local(self)
-        local.update(bases_here)
-        made_node = ast.ClassDef(
-            name=node.name,
-            bases=[ast.Name(n, ast.Load()) for n in bases_here],
-            keywords=[],
-            body=[*methods, ast.Pass()],
-            decorator_list=[],
+            made.add(item)
+        body = ast.ClassDef(
+            name=node.name, bases=[*bases], keywords=[], body=[*made.body, ast.Pass()], decorator_list=[]
         )
-        self._run([ast.copy_location(made_node, node)], local)
-        made = local[node.name]
-        for method, function in record_methods(node.name, fields).items():
-            setattr(made, method, function)
-        self[node.name] = made
-        for assignment in self.attributes.get(node.name, ()):
-            target = assignment.targets[0]
-            assert isinstance(target, ast.Attribute)
-            setattr(made, target.attr, self._value(assignment.value))
-        return made
+        outer = self.get(node.name, ABSENT)
+        try:
+            dict.update(self, made.values)
+            self._run(node, ast.Module([ast.copy_location(body, node)], []), len(bases))
+            cls = dict.__getitem__(self, node.name)
+        finally:
+            for name in made.values:
+                dict.pop(self, name, None)
+            dict.pop(self, node.name, None)
+            if outer is not ABSENT:
+                self[node.name] = outer
+        for decorator in reversed(node.decorator_list):
+            called = decorator.func if isinstance(decorator, ast.Call) else decorator
+            if ast.unparse(called).rpartition(".")[2] in ("dataclass", "unique", "total_ordering"):
+                check(decorator)
+                cls = self._value(decorator)(cls)
+        if members is None:
+            self[node.name] = cls
+            for assignment in self.attributes.get(node.name, ()):
+                target = assignment.targets[0]
+                assert isinstance(target, ast.Attribute)
+                check(assignment)
+                setattr(cls, target.attr, self._value(assignment.value))
+        return cls
 
 
-def record_methods(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """__init__ and equality of a dataclass or named tuple with these fields and defaults; nothing without fields."""
-    if not fields:
-        return {}
+ABSENT = object()
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        values = {f: v for f, v in fields.items() if v is not ...} | dict(zip(fields, args, strict=False)) | kwargs
-        for field, value in values.items():
-            object.__setattr__(self, field, value)
 
-    def equal(self: Any, other: Any) -> bool:
-        return type(other) is type(self) and all(getattr(self, f, None) == getattr(other, f, None) for f in fields)
+class ClassBody:
+    """The statements of a class in a form that needs no other name: each value is evaluated before and held by a name of ours."""
 
-    return {"__init__": init, "__eq__": equal, "__hash__": lambda self: hash(name)}
+    def __init__(self, scope: Scope, name: str, outer: dict[str, Any]) -> None:
+        self._scope, self._name = scope, name
+        self._members = Local(scope)
+        self._members.update(outer)
+        self.values: dict[str, Any] = {}
+        self.body: list[ast.stmt] = []
+
+    def held(self, value: Any) -> ast.Name:
+        """A name by which the class statement finds a value; no source can spell it."""
+        name = f"<{self._name} {len(self.values)}>"
+        self.values[name] = value
+        return ast.Name(name, ast.Load())
+
+    def value(self, node: ast.expr, what: str) -> Any:
+        """What an expression is; `Missing`, with the reason, where it can't be evaluated."""
+        try:
+            check(node)
+            code = compiled(node, 0, self._scope.path, ast.Expression(node), "eval")
+            return eval(code, self._scope, self._members)
+        except Exception as error:
+            return Missing(f"{self._name}.{what} ({error})")
+
+    def add(self, item: ast.stmt) -> None:
+        """One statement of the class; what is neither a method, a class nor a value decides nothing."""
+        if isinstance(item, ast.FunctionDef):
+            self._add_method(item)
+        elif isinstance(item, ast.ClassDef):
+            self._assign(item.name, self._scope._class(item, dict(self._members)))
+        elif isinstance(item, ast.Assign) and all(isinstance(t, ast.Name) for t in item.targets):
+            names = [t.id for t in item.targets if isinstance(t, ast.Name)]
+            if not any(n.startswith("__") for n in names):
+                value = self.value(item.value, names[0])
+                for name in names:
+                    self._assign(name, value)
+        elif isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            held = None
+            if item.value is not None:
+                value = self.value(item.value, item.target.id)
+                self._members[item.target.id] = value
+                held = self.held(value)
+            kind = "ClassVar" if "ClassVar" in ast.unparse(item.annotation) else "field"
+            if kind == "field":
+                annotation = ast.Constant(kind)
+                self.body.append(ast.AnnAssign(ast.Name(item.target.id, ast.Store()), annotation, held, 1))
+            elif held is not None:
+                self.body.append(ast.Assign([ast.Name(item.target.id, ast.Store())], held, lineno=item.lineno))
+
+    def _assign(self, name: str, value: Any) -> None:
+        self._members[name] = value
+        self.body.append(ast.Assign([ast.Name(name, ast.Store())], self.held(value), lineno=1))
+
+    def _add_method(self, item: ast.FunctionDef) -> None:
+        if item.name.startswith("__") and item.name not in OPERATORS:
+            return
+        if any(isinstance(d, ast.Attribute) and d.attr in ("setter", "deleter") for d in item.decorator_list):
+            return
+        method = without_annotations(item)
+        try:
+            check(method)
+        except Refused as reason:
+            self._assign(item.name, Missing(f"{self._name}.{item.name} ({reason})"))
+            return
+        # The release's own nodes stay as they are: the next question makes the class from them again.
+        arguments, decorators = copy.copy(method.args), method.decorator_list
+        of = f"{item.name}'s"
+        arguments.defaults = [self.held(self.value(d, f"{of} default")) for d in arguments.defaults]
+        arguments.kw_defaults = [d and self.held(self.value(d, f"{of} default")) for d in arguments.kw_defaults]
+        lifted = ast.FunctionDef(method.name, arguments, method.body, [], None)
+        lifted.decorator_list = [self.held(self.value(d, f"{of} decorator")) for d in decorators]
+        self.body.append(ast.copy_location(lifted, item))
+        self._members[item.name] = Missing(f"{self._name}.{item.name}")
+
+
+PYTHON: dict[str, dict[str, Any]] = {
+    "enum": {n: getattr(enum, n) for n in ("Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "auto", "unique")},
+    "dataclasses": {n: getattr(dataclasses, n) for n in ("dataclass", "field", "replace", "asdict", "fields")},
+    "functools": {
+        n: getattr(functools, n) for n in ("lru_cache", "cache", "cached_property", "partial", "total_ordering")
+    },
+    "typing": {
+        "NamedTuple": typing.NamedTuple,
+        "Generic": object,
+        "Protocol": object,
+        "TYPE_CHECKING": False,
+        "cast": lambda kind, value: value,
+    },
+    "abc": {"ABC": object, "abstractmethod": lambda f: f},
+}
+"""What Python's own modules give a class. Most are the real ones, as they only make what they are asked for."""
+PYTHON["typing_extensions"] = PYTHON["typing"]
 
 
 class World:
@@ -371,6 +508,8 @@ class World:
         return next((p for p in (f"{base}.py", f"{base}/__init__.py") if p in self.sources), None)
 
     def module(self, module: str) -> Any:
+        if module in PYTHON:
+            return Stub(module, **PYTHON[module])
         path = self.path(module)
         if path is not None:
             return Module(self.scope(path))
@@ -378,6 +517,8 @@ class World:
         return self.stubs.get(last, Missing(module))
 
     def member(self, module: str, name: str) -> Any:
+        if module in PYTHON and name in PYTHON[module]:
+            return PYTHON[module][name]
         if name in self.stubs:
             return self.stubs[name]
         path = self.path(module)
@@ -398,15 +539,47 @@ class Module:
         return self._scope[name]
 
 
-SAFE = {name: getattr(builtins, name) for name in SAFE_BUILTINS if hasattr(builtins, name)}
-SAFE["print"] = lambda *args, **kwargs: None
-
-
 def plain_getattr(value: Any, name: str, *default: Any) -> Any:
     """getattr without private names."""
-    if name.startswith("_"):
+    if type(name) is not str or name.startswith("_") or name in FRAMES:
         raise Refused(f"{name} is not allowed in a rule")
     return getattr(value, name, *default)
+
+
+def plain_hasattr(value: Any, name: str) -> bool:
+    """hasattr without private names; what has no stub is not there."""
+    try:
+        return not isinstance(plain_getattr(value, name, MISSING), Missing)
+    except Refused:
+        return False
+
+
+def plain_type(value: Any) -> Any:
+    """type(value), of data and of the rule's own classes alone."""
+    found = type(value)
+    if found.__module__ == "rule" or found in (int, float, bool, str, list, tuple, dict, set, type(None)):
+        return found
+    raise Refused(f"the type of a {found.__name__} is not allowed in a rule")
+
+
+def plain_isinstance(value: Any, kinds: Any) -> bool:
+    """isinstance, with the name of a type that has no stub."""
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        if isinstance(kind, (Missing, Stub)):
+            raise Refused(f"the rule asks whether a value is a {kind._name}, for which there is no stub")
+    return isinstance(value, kinds)
+
+
+MISSING = Missing("an attribute")
+sys.modules["rule"] = types.ModuleType("rule")  # Where dataclasses look for the module of a class.
+SAFE = {name: getattr(builtins, name) for name in SAFE_BUILTINS if hasattr(builtins, name)}
+SAFE |= {
+    "print": lambda *args, **kwargs: None,
+    "getattr": plain_getattr,
+    "hasattr": plain_hasattr,
+    "isinstance": plain_isinstance,
+    "type": plain_type,
+}
 
 
 def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
@@ -475,9 +648,6 @@ def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
         "get_config": lambda *a: None,
         "json": Stub("json", load=files.load, loads=json.loads),
         "os": Stub("os", path=path, environ=environ, getenv=environment.get, listdir=files.listdir),
-        "functools": Stub("functools", lru_cache=functools.lru_cache, cache=functools.cache),
-        "lru_cache": functools.lru_cache,
-        "cache": functools.cache,
         "math": Stub("math", ceil=math.ceil, floor=math.floor, log2=math.log2),
         "torch": Stub("torch", cuda=cuda, version=Stub("torch.version", hip=None)),
         "triton": Stub(
@@ -499,7 +669,6 @@ def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
         "get_global_server_args": lambda: server_args,
         "get_server_args": lambda: server_args,
         "get_exec": lambda: Stub("exec", deterministic=deterministic),
-        "getattr": plain_getattr,
         "get_context": lambda: Stub("context", server_args=server_args),
         "get_bool_env_var": lambda name, default="false": environment.get(name, default) in ("1", "true", "True"),
     }
@@ -555,21 +724,40 @@ def others(config: Any, result: list[str]) -> str:
 
 
 class Configuration(Stub):
-    """A deployment's configuration in the default environment: a switch that is not named is off."""
+    """A deployment's configuration in the default environment: what its class works out, it works out from the fields given here.
+
+    A switch that is neither named nor worked out is off.
+    """
+
+    def __init__(self, name: str, lifted: Any = None, /, **attributes: Any) -> None:
+        super().__init__(name, **attributes)
+        self._class = lifted if isinstance(lifted, type) else object
 
     def __getattr__(self, attribute: str) -> Any:
+        worked_out = self._class.__dict__.get(attribute, MISSING)
+        if isinstance(worked_out, property) and worked_out.fget is not None:
+            return worked_out.fget(self)
+        if isinstance(worked_out, (bool, int, float, str, type(None))):
+            return worked_out  # The default of a field.
         if attribute.startswith(("use_", "is_", "enable_", "has_", "disable_", "require_")):
             return False
-        return super().__getattr__(attribute)
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        # No `Missing`: a rule that asks whether it is None would take it for a value.
+        raise Refused(f"the rule reads {self._name}.{attribute}, which is not known here")
 
 
 class Names(Stub):
     """A namespace of distinct tokens, one a name: torch's dtypes."""
 
+    def __init__(self, name: str, kind: type[Member] = Member) -> None:
+        super().__init__(name)
+        self._kind = kind
+
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
-        token = Member(attribute, attribute)
+        token = self._kind(attribute, attribute)
         self.__dict__[attribute] = token
         return token
 
@@ -586,8 +774,18 @@ def defaults_of(source: str) -> dict[str, Any]:
     return found
 
 
-def choose_kernel(request: dict[str, Any]) -> str:
-    """The backend that a release's own selection function returns for a plain deployment, by its member's name."""
+def choose_kernel(request: dict[str, Any]) -> list[str]:
+    """The backend that a release's own selection function returns for a plain deployment, by its member's name.
+
+    Twice where the release asks whether DeepGEMM is installed: with it and without it.
+    """
+    asked: list[bool] = []
+    without = vllm_backend(request, False, asked)
+    return [vllm_backend(request, True, asked), without] if asked else [without]
+
+
+def vllm_backend(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -> str:
+    """One answer of `choose_kernel`; `asked` gets an entry when the release asks for DeepGEMM."""
     files = Files({})
     stubs = namespace(request, files)
     defaults = defaults_of(request["sources"].get(request["environment_file"], ""))
@@ -619,27 +817,32 @@ def choose_kernel(request: dict[str, Any]) -> str:
         is_neuron=lambda: False,
         device_name=request["device_name"],
         fp8_dtype=lambda: dtypes.float8_e4m3fn,
-        supports_fp8=lambda: request["compute_capability"] >= [8, 9],
+        supports_fp8=lambda: known_capability() >= (8, 9),
         is_fp8_fnuz=lambda: False,
     )
     off = lambda *a, **k: False  # noqa: E731
+
+    def has_deep_gemm() -> bool:
+        asked.append(deep_gemm)
+        return deep_gemm
+
+    def known_capability() -> tuple[int, int]:
+        capability: tuple[int, int] = platform.get_device_capability().major, platform.get_device_capability().minor
+        return capability
+
     stubs.update(
         envs=Environment(),
         torch=dtypes,
         rocm_aiter_ops=Stub("rocm_aiter_ops", is_fused_moe_enabled=off, is_enabled=off, is_rdna_aiter_enabled=off),
-        has_deep_gemm=lambda: request["deep_gemm"],
-        is_deep_gemm_supported=lambda: request["deep_gemm"] and request["compute_capability"][0] >= 9,
+        has_deep_gemm=has_deep_gemm,
+        is_deep_gemm_supported=lambda: has_deep_gemm() and known_capability()[0] >= 9,
         prioritize_humming=lambda backends: backends,
         has_humming=off,
-        scalar_types=Names("scalar_types"),
+        scalar_types=Names("scalar_types", Scalar),
+        ScalarType=Scalar,
         # No model's own exceptions: a plain deployment.
         get_current_vllm_config=lambda: Stub("vllm_config", model_config=None),
         has_triton_kernels=off,
-        abstractmethod=lambda f: f,
-        dataclass=lambda *a, **k: a[0] if a else (lambda c: c),
-        ABC=object,
-        NamedTuple=object,
-        Protocol=object,
     )
     for name in request["flashinfer_names"]:
         stubs[name] = lambda *a, **k: request["flashinfer"]
@@ -657,16 +860,20 @@ def choose_kernel(request: dict[str, Any]) -> str:
     module, entry = request["entry"]
     function = named(module, entry)
     code = function.__code__
-    if "weight_key" in code.co_varnames[: code.co_argcount] and request["dtype"] != "bf16":
+    if "weight_key" in code.co_varnames[: code.co_argcount] and request["dtype"] not in ("bf16", "fp16"):
         names = (
             ("kFp8Static128BlockSym", "kFp8Dynamic128Sym")
             if request["dtype"] == "fp8-block"
             else ("kFp8StaticTensorSym", "kFp8StaticTensorSym")
         )
         keys = dict(zip(keys, (named(f"{base}.quantization.utils.quant_utils", n) for n in names), strict=True))
-    activation: Any = "silu"
+    asks = request["model"]
+    activation: Any = asks["activation"] if asks["gated"] else f"{asks['activation']}_no_mul"
     if world.path(f"{base}.fused_moe.activation") is not None:
-        activation = named(f"{base}.fused_moe.activation", "MoEActivation").SILU
+        kinds = named(f"{base}.fused_moe.activation", "MoEActivation")
+        if activation not in [k.value for k in kinds]:
+            raise Refused(f"the release has no activation {activation!r} of experts")
+        activation = kinds(activation)
     routing: Any = None
     if (
         world.path(f"{base}.fused_moe.config") is not None
@@ -674,8 +881,10 @@ def choose_kernel(request: dict[str, Any]) -> str:
     ):
         routing = named(f"{base}.fused_moe.config", "RoutingMethodType").Renormalize
     ranks = request["expert_parallel"]
+    configurations = f"{base}.fused_moe.config"
     parallel = Configuration(
         "parallel",
+        world.member(configurations, "FusedMoEParallelConfig"),
         tp_size=1,
         ep_size=ranks,
         use_ep=ranks > 1,
@@ -686,21 +895,25 @@ def choose_kernel(request: dict[str, Any]) -> str:
     )
     config = Configuration(
         "config",
+        world.member(configurations, "FusedMoEConfig"),
         moe_parallel_config=parallel,
-        is_act_and_mul=True,
+        is_act_and_mul=asks["gated"],
+        has_bias=asks["bias"],
         activation=activation,
         routing_method=routing,
         router_logits_dtype=dtypes.bfloat16,
-        in_dtype=dtypes.bfloat16,
+        in_dtype=dtypes.float16 if request["dtype"] == "fp16" else dtypes.bfloat16,
         moe_backend="auto",
-        hidden_dim=4096,
-        hidden_dim_unpadded=4096,
-        intermediate_size_per_partition=1024,
-        num_experts=256,
-        num_local_experts=256 // ranks,
-        experts_per_token=8,
+        hidden_dim=asks["hidden"],
+        hidden_dim_unpadded=asks["hidden"],
+        intermediate_size=asks["width"],
+        intermediate_size_per_partition=asks["width"],
+        intermediate_size_per_partition_unpadded=asks["width"],
+        num_experts=asks["experts"],
+        num_local_experts=asks["experts"] // ranks,
+        experts_per_token=asks["top_k"],
         max_num_tokens=8192,
-        num_logical_experts=256,
+        num_logical_experts=asks["experts"],
         swiglu_limit=None,
         tp_size=1,
         ep_size=ranks,
@@ -724,9 +937,455 @@ def choose_kernel(request: dict[str, Any]) -> str:
     chosen = function(**{n: known[n] for n in required}, **{n: known[n] for n in optional if n in known})
     if isinstance(chosen, tuple):
         chosen = chosen[0]
-    if not isinstance(chosen, Member):
+    if not isinstance(chosen, enum.Enum):
         raise Refused(f"{entry} returned no backend")
     return chosen.name
+
+
+class Slice:
+    """What of a function decides one of its results: the statements that assign it, what they read, and the branches around them.
+
+    The rest, such as logging, checks that refuse a deployment, and other settings, is left out: it has no say in the result.
+    """
+
+    def __init__(self, function: ast.FunctionDef, attributes: set[str], keys: set[str]) -> None:
+        self._attributes, self._keys = set(attributes), set(keys)
+        self._names: set[str] = set()
+        for node in ast.walk(function):  # What a function returns in a name is filled by key.
+            if isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
+                self._names.add(node.value.id)
+        self._filled = set(self._names)
+        size = -1
+        while size != len(self._attributes) + len(self._names):
+            size = len(self._attributes) + len(self._names)
+            self.body = self._kept(function.body)
+
+    def _read(self, node: ast.AST) -> None:
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name):
+                self._names.add(part.id)
+            elif isinstance(part, ast.Attribute):
+                self._attributes.add(part.attr)
+
+    def _is_wanted(self, target: ast.expr) -> bool:
+        if isinstance(target, ast.Name):
+            return target.id in self._names
+        if isinstance(target, ast.Attribute):
+            return target.attr in self._attributes
+        if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+            is_key = isinstance(target.slice, ast.Constant)
+            return target.value.id in self._names and (
+                target.value.id not in self._filled or not is_key or target.slice.value in self._keys  # type: ignore[attr-defined]
+            )
+        if isinstance(target, ast.Tuple):
+            return any(self._is_wanted(t) for t in target.elts)
+        return False
+
+    def _kept(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        return [kept for statement in body if (kept := self._one(statement)) is not None]
+
+    def _one(self, node: ast.stmt) -> ast.stmt | None:
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if node.value is None or not any(self._is_wanted(t) for t in targets):
+                return None
+            self._read(node.value)
+            return node
+        if isinstance(node, ast.Return):
+            if node.value is not None and not isinstance(node.value, ast.Dict):
+                self._read(node.value)
+            elif isinstance(node.value, ast.Dict):
+                pairs = [
+                    (k, v)
+                    for k, v in zip(node.value.keys, node.value.values, strict=True)
+                    if not isinstance(k, ast.Constant) or k.value in self._keys
+                ]
+                for _, value in pairs:
+                    self._read(value)
+                return ast.copy_location(ast.Return(ast.Dict([k for k, _ in pairs], [v for _, v in pairs])), node)
+            return node
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)):
+            names = [node.name] if isinstance(node, ast.FunctionDef) else [a.asname or a.name for a in node.names]
+            return node if any(n in self._names for n in names) else None
+        if isinstance(node, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
+            return self._block(node)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            # `overrides.update(...)` fills what is returned.
+            called = node.value.func
+            filled = isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name)
+            if filled and called.value.id in self._filled and called.attr in ("update", "setdefault"):  # type: ignore[attr-defined]
+                self._read(node.value)
+                return node
+        return None
+
+    def _block(self, node: Any) -> ast.stmt | None:
+        made = copy.copy(node)
+        made.body = self._kept(node.body)
+        made.orelse = self._kept(getattr(node, "orelse", []))
+        if isinstance(node, ast.Try):
+            made.finalbody, made.handlers = self._kept(node.finalbody), [copy.copy(h) for h in node.handlers]
+            for handler in made.handlers:
+                handler.body = self._kept(handler.body) or [ast.Pass()]
+        if not made.body and not made.orelse:
+            return None
+        made.body = made.body or [ast.Pass()]
+        for part in ("test", "iter"):
+            if hasattr(node, part):
+                self._read(getattr(node, part))
+        for item in getattr(node, "items", []):
+            self._read(item.context_expr)
+        return made  # type: ignore[no-any-return]  # a copy of a statement
+
+
+RUNNER = "moe_runner_backend"
+
+
+class Arguments(Stub):
+    """SGLang's server arguments as they are when nobody sets any: what is not given here has its field's own default."""
+
+    def __init__(self, scope: Scope | None, fields: dict[str, ast.expr], /, **given: Any) -> None:
+        super().__init__("server_args", **given)
+        self._scope, self._fields = scope, fields
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        if attribute in self._fields and self._scope is not None:
+            default = self._fields[attribute]
+            try:
+                return ast.literal_eval(default)
+            except ValueError:
+                raise Refused(f"the default of server_args.{attribute} can't be read") from None
+        if attribute.startswith(("use_", "is_", "enable_", "has_", "disable_", "require_", "_quantization_explicitly")):
+            return False
+        raise Refused(f"the rule reads server_args.{attribute}, which is not known here")
+
+
+def choose_runner(request: dict[str, Any]) -> list[str]:
+    """The runner that SGLang's server arguments and quantisation method give for `--moe-runner-backend auto`.
+
+    Twice where the release asks whether DeepGEMM is there: with it and without it.
+    """
+    asked: list[bool] = []
+    without = sglang_runner(request, False, asked)
+    return [sglang_runner(request, True, asked), without] if asked else [without]
+
+
+def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -> str:
+    """One answer of `choose_runner`; `asked` gets an entry when the release asks for DeepGEMM."""
+    files = Files({})
+    stubs = namespace(request, files)
+    platform, cuda = stubs["current_platform"], stubs["torch"].cuda
+
+    def capability() -> tuple[int, int]:
+        found = platform.get_device_capability()
+        return found.major, found.minor
+
+    def has_deep_gemm() -> bool:
+        asked.append(deep_gemm)
+        return deep_gemm and capability()[0] >= 9
+
+    class DeepGemm:
+        """sglang.srt.layers.deep_gemm_wrapper: there on GPUs from compute capability 9.0 on, where its package is."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "ENABLE_JIT_DEEPGEMM":
+                return has_deep_gemm()
+            return Missing(f"deep_gemm_wrapper.{name}")
+
+    off = lambda *a, **k: False  # noqa: E731
+
+    def major(*wanted: int) -> Any:
+        return lambda *a, **k: capability()[0] in wanted
+
+    dtypes = Names("torch")
+    dtypes.__dict__.update(cuda=cuda, version=Stub("torch.version", hip=None, cuda="12.8"), dtype=object)
+    kinds = ("hip", "npu", "xpu", "hpu", "cpu", "musa", "mps", "out_of_tree", "gfx95_supported", "gfx1250_supported")
+    sm = lambda *a, **k: capability()[0] * 10 + capability()[1]  # noqa: E731
+
+    class Platform:
+        """sglang.srt.runtime_context.get_platform(): which hardware, as properties."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("is_cuda", "is_nvidia"):
+                return True
+            if name.startswith("is_sm"):
+                digits = name.removeprefix("is_sm").partition("_")[0]
+                if digits.isdigit():
+                    return capability()[0] == int(digits) // 10
+            if name in ("is_blackwell", "is_blackwell_supported"):
+                return capability()[0] in (10, 12)
+            if name.startswith("is_") and name.removeprefix("is_") in (*kinds, "gfx95", "gfx1250"):
+                return False
+            return Missing(f"get_platform().{name}")
+
+    def driver_version(*a: Any) -> Any:
+        raise Refused("the choice asks for the version of the NVIDIA driver, which no release tells")
+
+    class Variable:
+        """An environment variable of SGLang's `envs`: its value, else the literal default of its declaration."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def is_set(self) -> bool:
+            return self._name in request["environment"]
+
+        def get(self) -> Any:
+            if self._name in request["environment"]:
+                return request["environment"][self._name] in ("1", "true", "True")
+            declared = variables.get(self._name)
+            if not isinstance(declared, ast.Call) or not declared.args:
+                raise Refused(f"the default of {self._name} can't be read")
+            try:
+                return ast.literal_eval(declared.args[0])
+            except ValueError:
+                raise Refused(f"the default of {self._name} can't be read") from None
+
+    class Variables:
+        def __getattr__(self, name: str) -> Any:
+            return Variable(name)
+
+    environ_file = request["sources"].get("sglang/srt/environ.py", "")
+    variables = {
+        item.targets[0].id: item.value
+        for declared in parsed("sglang/srt/environ.py", environ_file).body
+        if isinstance(declared, ast.ClassDef)
+        for item in declared.body
+        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
+    }
+    quantization_config: dict[str, Any] | None = None
+    if request["dtype"].startswith("fp8"):
+        quantization_config = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+        if request["dtype"] == "fp8-block":
+            quantization_config["weight_block_size"] = [128, 128]
+    family = request["architecture"]
+    hf_config = Configuration(
+        "hf_config",
+        architectures=[family],
+        quantization_config=quantization_config,
+        num_experts=request["model"]["experts"],
+        hidden_act=request["model"]["activation"],
+        mlp_hidden_act=request["model"]["activation"],
+        model_type="",
+    )
+    model_config = Configuration(
+        "model_config", hf_config=hf_config, hf_text_config=hf_config, quantization=None, nvfp4_moe_meta=None
+    )
+    stubs.update(
+        {f"is_{kind}": off for kind in kinds},
+        torch=dtypes,
+        envs=Variables(),
+        get_nvidia_driver_version=driver_version,
+        get_nvidia_driver_version_str=driver_version,
+        deep_gemm_wrapper=DeepGemm(),
+        get_platform=Platform,
+        is_cuda=lambda *a: True,
+        is_sm90_supported=major(9),
+        is_sm100_supported=major(10),
+        is_sm120_supported=major(12),
+        is_blackwell_supported=major(10, 12),
+        is_blackwell=major(10, 12),
+        is_flashinfer_available=lambda *a: True,
+        is_triton_kernels_available=lambda *a: True,
+        get_device_sm=sm,
+        get_device_capability=lambda *a: capability(),
+        check_pkg_version_at_least=lambda *a: True,
+        parse_connector_type=lambda *a: None,
+        ConnectorType=Names("ConnectorType"),
+        is_deepseek_nsa=off,
+        is_deepseek_dsa=off,
+        is_deepseek_v4=off,
+        resolving_view=lambda server: server,
+        resolved_view=lambda server: server,
+        model_config_of=lambda server: model_config,
+        get_int_env_var=lambda name, default=0: default,
+    )
+    world = World(request["sources"], stubs, files)
+    server_path = world.path("sglang.srt.server_args")
+    if server_path is None:
+        raise Refused("the release has no sglang.srt.server_args")
+    server_class = world.scope(server_path).classes.get("ServerArgs")
+    if server_class is None:
+        raise Refused("the release has no class ServerArgs")
+    if RUNNER not in "".join(request["sources"].values()):
+        raise Refused(f"the release has no server argument {RUNNER}")
+    # Newer releases declare the fields in classes by topic.
+    topics = [c for p in sorted(world.sources) if "/arg_groups/fields/" in p for c in world.scope(p).classes.values()]
+    fields = {
+        item.target.id: item.value
+        for declared in [*topics, server_class]
+        for item in declared.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.value is not None
+    }
+    ranks = request["expert_parallel"]
+    server = Arguments(
+        world.scope(server_path),
+        fields,
+        moe_runner_backend="auto",
+        moe_a2a_backend="none",
+        quantization=None,
+        speculative_algorithm=None,
+        tp_size=ranks,
+        ep_size=ranks,
+        dp_size=1,
+        nnodes=1,
+        device="cuda",
+        dtype="auto",
+        get_model_config=lambda: model_config,
+        get_hf_config=lambda: hf_config,
+        model_path="",
+    )
+    for path, node, is_method in declarations(world, server_path, server_class, family):
+        scope = world.scope(path)
+        outer = scope.get(node.name, ABSENT)
+        exec(runner_part(id(node), node), scope)
+        function = scope.pop(node.name)
+        if outer is not ABSENT:
+            scope[node.name] = outer
+        changed = function(*[server, hf_config][: len(node.args.args)])
+        if not is_method and isinstance(changed, dict):
+            server.__dict__.update({k: v for k, v in changed.items() if k in (RUNNER, "quantization")})
+    runner = server.moe_runner_backend
+    if isinstance(runner, Missing) or not isinstance(runner, str):
+        raise Refused(f"{RUNNER} can't be told")
+    return resolved_runner(world, request, runner)
+
+
+PARTS: dict[int, tuple[ast.AST, Any]] = {}
+
+
+def runner_part(key: int, node: ast.FunctionDef) -> Any:
+    """The code of what a function says of the runner, made once for all questions of a batch."""
+    if key not in PARTS:
+        part = Slice(node, {RUNNER}, {RUNNER, "quantization"})
+        arguments = copy.copy(node.args)
+        arguments.defaults, arguments.kw_defaults = [], [None] * len(arguments.kwonlyargs)
+        body = part.body or [ast.Pass()]
+        made = ast.copy_location(ast.FunctionDef(node.name, arguments, body, [], None), node)
+        check(without_annotations(made))
+        module = ast.fix_missing_locations(ast.Module([made], []))
+        PARTS[key] = node, compile(module, f"<part of {node.name}>", "exec")
+    return PARTS[key][1]
+
+
+SETS: dict[int, tuple[ast.AST, bool]] = {}
+
+
+def sets_runner(node: ast.AST) -> bool:
+    """Whether a function assigns the runner, or returns one."""
+    if id(node) not in SETS:
+        SETS[id(node)] = node, _sets_runner(node)
+    return SETS[id(node)][1]
+
+
+def _sets_runner(node: ast.AST) -> bool:
+    for part in ast.walk(node):
+        if isinstance(part, (ast.Assign, ast.AugAssign)):
+            targets = part.targets if isinstance(part, ast.Assign) else [part.target]
+            for t in targets:
+                if isinstance(t, ast.Attribute) and t.attr == RUNNER:
+                    return True
+                if isinstance(t, ast.Subscript) and isinstance(t.slice, ast.Constant) and t.slice.value == RUNNER:
+                    return True
+        returned = part.value if isinstance(part, ast.Return) else None
+        keys = returned.keys if isinstance(returned, ast.Dict) else []
+        if any(isinstance(k, ast.Constant) and k.value == RUNNER for k in keys):
+            return True
+    return False
+
+
+def declarations(
+    world: World, server_path: str, server_class: ast.ClassDef, family: str
+) -> list[tuple[str, ast.FunctionDef, bool]]:
+    """(file, function, whether it is a method of the server arguments) of all that set the runner for a model's class, in their order.
+
+    Up to SGLang 0.5.14 methods of ServerArgs; from 0.5.15 functions that are registered for the model's class, and passes after them.
+    """
+
+    methods = {f.name: f for f in server_class.body if isinstance(f, ast.FunctionDef)}
+    start = methods.get("__post_init__")
+    called = [
+        n.func.attr
+        for n in (ast.walk(start) if start is not None else ())
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in methods
+    ]
+    order = [*(["__post_init__"] if start is not None else []), *called, *methods]
+    skipped = ("add_cli_args", "from_cli_args", "_handle_a2a_moe", "_handle_deprecated_args")
+    found = [
+        (server_path, methods[n], True) for n in dict.fromkeys(order) if n not in skipped and sets_runner(methods[n])
+    ]
+    registered, passes = [], []
+    for path in sorted(world.sources):
+        if "/arg_groups/" not in path:
+            continue
+        for node in world.scope(path).nodes.values():
+            if not isinstance(node, ast.FunctionDef) or not sets_runner(node):
+                continue
+            for decorator in node.decorator_list:
+                text = ast.unparse(decorator)
+                if text.startswith("_register_for(") and isinstance(decorator, ast.Call):
+                    names = [a.value for a in decorator.args if isinstance(a, ast.Constant)]
+                    if family in names:
+                        registered.append((path, node, False))
+                elif text.endswith("register_post_process"):
+                    passes.append((path, node, False))
+    return found + registered + passes
+
+
+def resolved_runner(world: World, request: dict[str, Any], runner: str) -> str:
+    """The runner that runs where the server arguments leave `auto`: what the quantisation method makes of it."""
+    kinds = world.member("sglang.srt.layers.moe.utils", "MoeRunnerBackend")
+    if isinstance(kinds, Missing):
+        raise Refused("the release has no MoeRunnerBackend")
+    if runner != "auto":
+        return str(kinds(runner).value)
+    is_fp8 = request["dtype"].startswith("fp8")
+    module, name = (
+        ("sglang.srt.layers.quantization.fp8", "Fp8MoEMethod")
+        if is_fp8
+        else ("sglang.srt.layers.quantization.unquant", "UnquantizedFusedMoEMethod")
+    )
+    a2a = world.member("sglang.srt.layers.moe.utils", "MoeA2ABackend")
+    made: list[Any] = []
+
+    def make_runner(backend: Any, *rest: Any, **kwargs: Any) -> Any:
+        made.append(backend)
+        return Stub("runner", runner_backend=backend)
+
+    none = [k for k in ([] if isinstance(a2a, Missing) else a2a) if k.value in ("none", None)]
+    world.stubs.update(
+        MoeRunner=make_runner,
+        MoeRunnerBackend=kinds,
+        get_moe_runner_backend=lambda: kinds.AUTO,
+        get_moe_a2a_backend=lambda: none[0] if none else Missing("get_moe_a2a_backend()"),
+    )
+    method = world.member(module, name)
+    if isinstance(method, Missing) or not hasattr(method, "create_moe_runner"):
+        raise Refused(f"{name} of the release has no create_moe_runner: it chooses in its forward")
+    this = Method(
+        method,
+        block_quant=request["dtype"] == "fp8-block",
+        quant_config=Configuration("quant_config", weight_block_size=[128, 128]),
+    )
+    method.create_moe_runner(this, Configuration("layer"), Configuration("moe_runner_config"))
+    if not made:
+        raise Refused(f"{name}.create_moe_runner made no runner")
+    return str(made[0].value)
+
+
+class Method(Configuration):
+    """A quantisation method before its weights are there: what it is asked is a method of its class, or off."""
+
+    def __init__(self, lifted: Any, /, **attributes: Any) -> None:
+        super().__init__("method", lifted, **attributes)
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = getattr(self._class, attribute, None) if attribute.startswith("is_") else None
+        if callable(found):
+            raw = next((c.__dict__[attribute] for c in type.mro(self._class) if attribute in c.__dict__), None)
+            return found if isinstance(raw, staticmethod) else functools.partial(found, self)
+        return super().__getattr__(attribute)
 
 
 def choose_attention_backend(request: dict[str, Any]) -> str:
@@ -764,8 +1423,10 @@ def choose_attention_backend(request: dict[str, Any]) -> str:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """The answer to one question: its runs or its kernel, or why it is unknown."""
     try:
-        if "sources" in request:
-            return {"kernel": choose_kernel(request)}
+        if request.get("framework") == "vllm":
+            return {"kernels": choose_kernel(request)}
+        if request.get("framework") == "sglang":
+            return {"kernels": choose_runner(request)}
         if "attention_backend" in request:
             return {"kernel": choose_attention_backend(request)}
         return {"runs": evaluate(request)}
@@ -780,12 +1441,15 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    given = json.loads(sys.stdin.read())
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    requests = json.loads(sys.stdin.read())
     # The rule can neither open nor create a file from here on.
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-    json.dump([answer(request) for request in requests], sys.stdout)
+    for question in given["questions"]:
+        # Each question has its own time. An answer a line: who asks sees how far it went where a rule ends the process.
+        until = math.ceil(time.process_time()) + given["seconds"]
+        resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
+        print(json.dumps(answer(given["shared"] | question)), flush=True)
 
 
 if __name__ == "__main__":

@@ -28,13 +28,17 @@ class _Strict(BaseModel):
 
 
 class Shape(_Strict):
-    """What the rule depends on: expert dims (top_k: every k with this map), or a head dimension."""
+    """What the rule depends on: expert dims (top_k: every k with this map), or a head dimension.
+
+    architecture: every class of models with this map, of a framework that chooses by it; "" stands for all that have no choice of their own.
+    """
 
     experts: Whole | None = None
     width: Whole | None = None
     hidden: Whole | None = None
     top_k: tuple[Whole, ...] | None = None
     head_dim: Whole | None = None
+    architecture: tuple[str, ...] | None = None
 
 
 class Entry(_Strict):
@@ -74,7 +78,7 @@ def shipped_releases(framework: str) -> list[str]:
 
 
 def lookup(
-    framework: str, release: str, module: str, dtype: str, device_name: str, shape: dict[str, int]
+    framework: str, release: str, module: str, dtype: str, device_name: str, shape: dict[str, int | str]
 ) -> Granularity:
     """A map of the table. Raises RuleUnknown where it holds none."""
     for e in _table():
@@ -103,21 +107,30 @@ def lookup(
     raise RuleUnknown(f"the shipped table holds no map of {framework} {release} for {device_name}, {shape}")
 
 
-def table_text(maps: list[tuple[Granularity, dict[str, int]]]) -> str:
+def table_text(maps: list[tuple[Granularity, dict[str, int | str]]]) -> str:
     """The table's YAML: equal maps of several devices or k in one entry, in a stable order."""
     import yaml
 
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for g, shape in maps:
-        fixed = tuple(sorted((n, v) for n, v in shape.items() if n != "top_k"))
-        key = (g.framework, g.release, g.module, g.dtype, fixed, g.ranges, g.kernel, g.parameters, g.artifact_sha256)
+        fixed = tuple(sorted((n, v) for n, v in shape.items() if n not in ("top_k", "architecture")))
+        chosen = g.kernel, g.kernel_reason
+        key = (g.framework, g.release, g.module, g.dtype, fixed, g.ranges, chosen, g.parameters, g.artifact_sha256)
         entry = merged.setdefault(
             key,
-            {"granularity": g, "shape": dict(fixed), "top_k": set(), "devices": set(), "warnings": {}},
+            {
+                "granularity": g,
+                "shape": dict(fixed),
+                "top_k": set(),
+                "architecture": set(),
+                "devices": set(),
+                "warnings": {},
+            },
         )
         entry["devices"].add(g.device_name)
-        if "top_k" in shape:
-            entry["top_k"].add(shape["top_k"])
+        for name in ("top_k", "architecture"):
+            if name in shape:
+                entry[name].add(shape[name])
         if g.warnings:
             entry["warnings"][g.device_name] = list(g.warnings)
     rows = []
@@ -130,7 +143,7 @@ def table_text(maps: list[tuple[Granularity, dict[str, int]]]) -> str:
             "module": g.module,
             "dtype": g.dtype,
             "devices": sorted(entry["devices"]),
-            "shape": entry["shape"] | ({"top_k": sorted(entry["top_k"])} if entry["top_k"] else {}),
+            "shape": entry["shape"] | {n: sorted(entry[n]) for n in ("top_k", "architecture") if entry[n]},
             "ranges": [[r.first, r.last, r.tile, r.source, r.key] for r in g.ranges],
             "kernel": g.kernel,
             "kernel_reason": g.kernel_reason,

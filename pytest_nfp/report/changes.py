@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from pytest_nfp.granularity import changed_ranges, tiles_in_words
-from pytest_nfp.principle.agreement import compare, match_slack, sweep_step
+from pytest_nfp.comparison import (
+    ComparedMaps,
+    KnownBoundary,
+    KnownMap,
+    compare_boundaries,
+    compare_maps,
+    moved_predictions,
+)
+from pytest_nfp.granularity import tiles_in_words
 from pytest_nfp.principle.boundary import bracketed
-from pytest_nfp.records import CaseRecord, Record, key_of
+from pytest_nfp.records import CaseRecord, Record, is_trusted, key_of, known_boundary, known_map
 from pytest_nfp.report.shown import shown
-from pytest_nfp.verdict import has_moved
 
 PREDICTORS = ("tile_roofline", "principle")
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a case: release, the map's kernel and tiles, both predictions, and the curve with its boundary."""
+    """One side of a case: release, the map's kernel and tiles, both predictions, and the curve with its boundary.
+
+    map, boundary: as they are compared; None where there is none, or the curve is not to be trusted.
+    """
 
     name: str
     kernel: str | None = None
@@ -34,6 +42,8 @@ class Side:
     interval: tuple[int, int | None] | None = None
     curve: list[tuple[int, float]] = field(default_factory=list)
     timer: str = ""
+    map: KnownMap | None = None
+    boundary: KnownBoundary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,8 @@ class Pair:
     """A case with what it was before; run: which of the records it is of.
 
     tiles: (first, last, before, after) row counts at which the tile differs. kernel: the map's before and after, where it is
-    another. n_max: (kind or predictor, before, after) of every N_max that moved.
+    another. n_max: (kind or predictor, before, after) of every N_max that moved. unknown: why it can't be told whether the same
+    kernel runs. undecided: why it can't be told whether the curve's N_max moved.
     """
 
     run: int
@@ -51,45 +62,49 @@ class Pair:
     tiles: tuple[tuple[int, int, int, int], ...] = ()
     kernel: tuple[str, str] | None = None
     n_max: tuple[tuple[str, int, int], ...] = ()
+    unknown: str = ""
+    undecided: str = ""
 
     @property
     def is_changed(self) -> bool:
-        """Whether tiles, kernel or an N_max differ."""
-        return bool(self.tiles or self.kernel or self.n_max)
+        """Whether tiles, kernel or an N_max differ, or it can't be told whether the kernel does."""
+        return bool(self.tiles or self.kernel or self.n_max or self.unknown)
 
 
-def _pair(run: int, case: CaseRecord, before: Side | None, match_tolerance: float) -> Pair:
-    after = side_of(case)
+def _pair(run: int, case: CaseRecord, before: Side | None, record: Record) -> Pair:
+    after = side_of(case, record.tolerance)
     if before is None:
         return Pair(run, case, None, after)
-    tiles = _changed(before.tiles, after.tiles) if before.tiles and after.tiles else ()
-    old, new = before.kernel, after.kernel
-    other = (old, new) if old and new and old != new and UNKNOWN not in (old, new) else None
-    return Pair(run, case, before, after, tiles, other, tuple(_moved(case, before, after, match_tolerance)))
+    found = _maps(before, after)
+    moved: list[tuple[str, int, int]] = []
+    undecided = ""
+    if before.boundary is not None and after.boundary is not None:
+        compared = compare_boundaries(
+            before.boundary, after.boundary, case.baseline_positions or 1, record.match_tolerance
+        )
+        undecided = compared.why
+        if compared.answer == "moved":
+            moved.append((after.boundary.kind, before.boundary.n_max, after.boundary.n_max))
+    for name in sorted(moved_predictions(before.predicted, after.predicted), key=PREDICTORS.index):
+        assert before.predicted is not None and after.predicted is not None
+        moved.append((name.replace("_", " "), before.predicted[name]["n_max"], after.predicted[name]["n_max"]))
+    return Pair(run, case, before, after, found.tiles, found.kernel, tuple(moved), found.unknown, undecided)
+
+
+def _maps(before: Side, after: Side) -> ComparedMaps:
+    if before.map is None or after.map is None:
+        return ComparedMaps()
+    return _compared(_hashable(before.map), _hashable(after.map))
+
+
+def _hashable(known: KnownMap) -> KnownMap:
+    return replace(known, tiles=tuple(tuple(t) for t in known.tiles))
 
 
 @lru_cache(maxsize=4096)
-def _changed(
-    before: tuple[tuple[int, int, int], ...], after: tuple[tuple[int, int, int], ...]
-) -> tuple[tuple[int, int, int, int], ...]:
+def _compared(before: KnownMap, after: KnownMap) -> ComparedMaps:
     """Many cases share a map."""
-    return tuple(changed_ranges(before, after))
-
-
-def _moved(case: CaseRecord, a: Side, b: Side, match_tolerance: float) -> Iterator[tuple[str, int, int]]:
-    """A curve's N_max has moved where the intervals are apart by more than the judge allows; two timers are not compared."""
-    is_one_timer = not (a.timer and b.timer) or a.timer == b.timer
-    if a.interval and b.interval and a.n_max is not None and b.n_max is not None and is_one_timer:
-        high = a.interval[1] if a.interval[1] is not None else a.interval[0]
-        granule = case.baseline_positions or 1
-        slack = match_slack(high, sweep_step((n for n, _ in b.curve), high), granule, match_tolerance)
-        if compare(b.interval, *a.interval, slack, decided=True) == "differs":
-            kind = str(b.kind) if a.kind == b.kind else f"{a.kind}, now {b.kind}"
-            yield kind, a.n_max, b.n_max
-    for name in PREDICTORS:
-        old, new = ((s.predicted or {}).get(name) for s in (a, b))
-        if old is not None and new is not None and has_moved(old, new):
-            yield name.replace("_", " "), old["n_max"], new["n_max"]
+    return compare_maps(before, after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +118,8 @@ class Change:
     cases: tuple[str, ...]
 
 
-def side_of(case: CaseRecord) -> Side:
-    """A case as one side."""
+def side_of(case: CaseRecord, tolerance: float) -> Side:
+    """A case as one side. tolerance: the epsilon of its record."""
     g = case.granularity or {}
     has_curve = bool(case.curve) and is_trusted(case)
     return Side(
@@ -117,13 +132,9 @@ def side_of(case: CaseRecord) -> Side:
         case.n_max_interval if has_curve else None,
         case.curve,
         case.timer,
+        known_map(case),
+        known_boundary(case, tolerance) if has_curve else None,
     )
-
-
-def is_trusted(case: CaseRecord) -> bool:
-    """Whether nothing speaks against its curve: the outcome of the case may be that of another of its tests."""
-    boundary = case.tests.get("boundary")
-    return case.outcome != "INVALID" and (boundary is None or boundary.outcome != "INVALID")
 
 
 def _baseline_of(case: CaseRecord) -> Side | None:
@@ -131,7 +142,14 @@ def _baseline_of(case: CaseRecord) -> Side | None:
     if h is None:
         return None
     # A curve of another release is what this one may differ by: it is shown, and the judge alone holds it to anything.
-    return Side(h.name, h.kernel, tuple(h.tiles), h.predicted, h.kind, h.n_max, h.n_max_interval, h.curve, h.timer)
+    tiles = tuple(h.tiles)
+    known = KnownMap(h.kernel, tiles, h.choice) if h.kernel is not None else None
+    boundary = None
+    if h.kind is not None and h.n_max is not None and h.n_max_interval is not None:
+        boundary = KnownBoundary(h.n_max, h.n_max_interval, h.kind, h.timer, tuple(n for n, _ in h.curve))
+    return Side(
+        h.name, h.kernel, tiles, h.predicted, h.kind, h.n_max, h.n_max_interval, h.curve, h.timer, known, boundary
+    )
 
 
 def pairs(runs: Sequence[Record], against: Record | None = None) -> list[Pair]:
@@ -146,8 +164,8 @@ def pairs(runs: Sequence[Record], against: Record | None = None) -> list[Pair]:
                 before = _baseline_of(case)
             else:
                 was = _same_case(case, by_key)
-                before = side_of(was) if was is not None else None
-            found.append(_pair(run, case, before, record.match_tolerance))
+                before = side_of(was, against.tolerance) if was is not None else None
+            found.append(_pair(run, case, before, record))
     return found
 
 
@@ -174,11 +192,13 @@ def changes(found: Sequence[Pair]) -> list[Change]:
     for p in found:
         if p.before is not None and p.is_changed:
             c = p.case
-            own = () if p.tiles or p.kernel else (c.workload,)
-            groups[c.gpu, p.before.name, c.backend, c.subject, c.module, p.tiles, p.kernel, own].append(p)
+            own = () if p.tiles or p.kernel or p.unknown else (c.workload,)
+            groups[c.gpu, p.before.name, c.backend, c.subject, c.module, p.tiles, p.kernel, p.unknown, own].append(p)
     out = []
-    for (gpu, before, backend, subject, module, tiles, kernel, _), members in groups.items():
+    for (gpu, before, backend, subject, module, tiles, kernel, unknown, _), members in groups.items():
         what = []
+        if unknown:
+            what.append(f"granularity is undecided: {unknown}")
         if kernel:
             what.append(f"kernel {kernel[0]} to {kernel[1]}")
         if tiles:
@@ -192,7 +212,7 @@ def changes(found: Sequence[Pair]) -> list[Change]:
                 where,
                 "; ".join(what) or "no change of tiles",
                 _effect(effects),
-                bool(effects or kernel),
+                bool(effects or kernel or unknown),
                 tuple(p.case.id for p in members),
             )
         )

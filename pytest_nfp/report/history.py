@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_nfp.principle.agreement import compare
+from pytest_nfp.comparison import compare_boundaries, has_moved
 from pytest_nfp.principle.boundary import bracketed
-from pytest_nfp.records import CaseRecord, Record, key_of
+from pytest_nfp.records import CaseRecord, Record, is_trusted, key_of, known_boundary
 from pytest_nfp.report import charts
-from pytest_nfp.report.changes import is_trusted, release_order
-from pytest_nfp.verdict import has_moved
+from pytest_nfp.report.changes import release_order
 
 CHARTS = 6
 SERIES = 6
@@ -25,22 +24,22 @@ def tables(runs: Sequence[Record]) -> list[dict[str, Any]]:
     against the release before) or None. Only rows of at least two releases; a case that several records have is the newest
     record's; a curve that is not to be trusted has no cell.
     """
-    seen: dict[tuple[str, str], dict[tuple[str, str], dict[str, CaseRecord]]] = defaultdict(lambda: defaultdict(dict))
+    seen: dict[tuple[str, str], dict[tuple[str, str], dict[str, Entry]]] = defaultdict(lambda: defaultdict(dict))
     for record in sorted(runs, key=lambda r: r.started):
         for c in record.cases:
             framework, _, release = c.backend.partition("==")
             if not release or c.kind == "executed":
                 continue
             if c.curve and is_trusted(c) and c.n_max is not None:
-                seen[c.gpu, framework][key_of(c), c.kind][release] = c
+                seen[c.gpu, framework][key_of(c), c.kind][release] = c, record
             if (c.predicted or {}).get("tile_roofline"):
-                seen[c.gpu, framework][key_of(c), "predicted"][release] = c
+                seen[c.gpu, framework][key_of(c), "predicted"][release] = c, record
     out = []
     for (gpu, framework), series in seen.items():
         rows = {key: cases for key, cases in series.items() if len(cases) > 1}
         if not rows:
             continue
-        cases = {r: c for by_release in rows.values() for r, c in by_release.items()}
+        cases = {r: c for by_release in rows.values() for r, (c, _) in by_release.items()}
         releases = sorted(cases, key=lambda r: release_order(cases[r]))
         told = [_row(kind, by_release, releases) for (_, kind), by_release in rows.items()]
         told.sort(key=lambda r: not r["changed"])
@@ -48,32 +47,38 @@ def tables(runs: Sequence[Record]) -> list[dict[str, Any]]:
     return out
 
 
-def _row(kind: str, cases: dict[str, CaseRecord], releases: Sequence[str]) -> dict[str, Any]:
+Entry = tuple[CaseRecord, Record]
+"""A case and the record that it is of."""
+
+
+def _row(kind: str, cases: dict[str, Entry], releases: Sequence[str]) -> dict[str, Any]:
     cells: list[tuple[str, bool] | None] = []
     points: list[tuple[str, int]] = []
-    before: dict[str, Any] | None = None
+    before: Entry | None = None
     for release in releases:
         if release not in cases:
             cells.append(None)
             continue
-        term = _term(cases[release], kind)
+        term = _term(cases[release][0], kind)
         interval = term.get("interval")
         text = f"{term['n_max']} {bracketed(interval)}" if interval else str(term["n_max"])
-        cells.append((text, before is not None and _has_moved(kind, before, term)))
+        cells.append((text, before is not None and _has_moved(kind, before, cases[release])))
         points.append((release, term["n_max"]))
-        before = term
-    some = next(iter(cases.values()))
+        before = cases[release]
+    some = next(iter(cases.values()))[0]
     is_changed = any(cell is not None and cell[1] for cell in cells)
     name = f"{some.subject} {some.workload}"
     return {"name": name, "kind": kind, "cells": cells, "points": points, "changed": is_changed}
 
 
-def _has_moved(kind: str, before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """As predictions move; of curves, whether their intervals do not meet."""
+def _has_moved(kind: str, before: Entry, after: Entry) -> bool:
+    """As predictions move, or as curves do."""
     if kind == "predicted":
-        return has_moved(before, after)
-    low, high = before["interval"]
-    return compare(after["interval"], low, high, 0, decided=True) == "differs"
+        return has_moved(_term(before[0], kind), _term(after[0], kind))
+    was, now = (known_boundary(case, record.tolerance) for case, record in (before, after))
+    assert was is not None and now is not None  # only cases with a curve are in a row of curves
+    found = compare_boundaries(was, now, after[0].baseline_positions or 1, after[1].match_tolerance)
+    return found.answer == "moved"
 
 
 def _term(case: CaseRecord, kind: str) -> dict[str, Any]:

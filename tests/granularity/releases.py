@@ -122,8 +122,8 @@ def variant(tile: int, **parameters: int) -> str:
     return VLLM_RULE.replace("    for limit, tile in LIMITS:", f"    return {config}\n    for limit, tile in LIMITS:")
 
 
-def vllm(folder: Path, version: str, rule: str = VLLM_RULE, **configs: str) -> Path:
-    """A vLLM of our own; configs are tuned files by device name."""
-    files = {f"{VLLM_FOLDER}/fused_moe.py": rule}
+def vllm(folder: Path, version: str, rule: str = VLLM_RULE, more: dict[str, str] | None = None, **configs: str) -> Path:
+    """A vLLM of our own, that runs Triton's experts; configs are tuned files by device name, more are other files."""
+    files = {f"{VLLM_FOLDER}/fused_moe.py": rule, f"{VLLM_FOLDER}/layer.py": "", "vllm/envs.py": ""} | (more or {})
     files |= {f"{VLLM_FOLDER}/configs/E=256,N=512,device_name={d}.json": text for d, text in configs.items()}
     return sdist(folder, "vllm", version, files)

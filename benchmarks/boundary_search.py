@@ -18,10 +18,10 @@ from statistics import median
 import numpy as np
 
 from pytest_nfp.baselines import CaseBaseline, measured_of
+from pytest_nfp.comparison import slack
 from pytest_nfp.measure import PROTOCOLS, sweep
 from pytest_nfp.measure.protocol import PAPER_FORWARDS
 from pytest_nfp.principle import Boundary, Point, find_boundary
-from pytest_nfp.comparison import slack
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.session import own_case
 from pytest_nfp.testing import Latency, Noise, Simulated, roofline, staircase, with_hole

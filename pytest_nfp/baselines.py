@@ -43,11 +43,12 @@ class Tiles(_Strict):
 
 
 class Term(_Strict):
-    """One predictor's answer; interval: of an N_max from a calibrated curve."""
+    """One predictor's answer; interval: of an N_max from a calibrated curve. bound: of the principle, where it lies below N0."""
 
     n_max: Whole
     limiting: str
     interval: tuple[Whole, Whole | None] | None = None
+    bound: Whole | None = None
 
 
 class PredictedTerms(_Strict):

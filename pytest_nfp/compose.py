@@ -13,12 +13,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_nfp import calibrated, recordings
-from pytest_nfp.cases import Backend, Case, Module
+from pytest_nfp.cases import MLA, ROUTINGS, Backend, Case, Module, frameworks
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.granularity import Granularity, granularity_of
 from pytest_nfp.granularity.query import MAX_COUNT
-from pytest_nfp.predict import Figures, edge_positions, grid, last_position, module_latency, widest
-from pytest_nfp.principle import Prediction, predict_on
+from pytest_nfp.predict import (
+    Figures,
+    Predicted,
+    edge_positions,
+    grid,
+    idle_compute,
+    last_position,
+    module_latency,
+    terms_at,
+    widest,
+)
+from pytest_nfp.principle import closed_form, predict_on
 from pytest_nfp.principle.routing import Routing
 from pytest_nfp.recordings import NoRecording, aiconfigurator
 from pytest_nfp.recordings import parts as recorded_parts
@@ -51,13 +61,23 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """A part with what its kernel is predicted with; granularity None: it has no tile rule."""
+
+    part: Part
+    figures: Figures
+    granularity: Granularity | None
+
+
+@dataclass(frozen=True, slots=True)
 class Composed:
     """A composed curve. latencies: microseconds of each part in one forward, its count included. missing: what is in no part.
 
-    base: N0, of the experts where there are any. last: the largest N that every part is known for. spread and latency_spread: of T(N)/T(N0) and of T, the widest of the parts
+    known: the parts, each with its figures. base: N0, of the experts where there are any. last: the largest N that every part is known for. spread and latency_spread: of T(N)/T(N0) and of T, the widest of the parts
     that are calibrated.
     """
 
+    known: tuple[Known, ...]
     latencies: dict[str, Callable[[int], float]]
     edges: tuple[int, ...]
     base: int
@@ -76,22 +96,53 @@ class Composed:
         whole = self.latency_us(positions)
         return {name: latency(positions) / whole for name, latency in self.latencies.items()}
 
-    def predict(self, tolerance: float = 0.20, positions: Sequence[int] = ()) -> Prediction:
-        """N_max of the composed curve, with its interval, and the part whose time grows most across it."""
+    def predict(self, tolerance: float = 0.20, positions: Sequence[int] = ()) -> Predicted:
+        """Both predictors: the principle's first exiting module, and N_max of the composed curve with the part that grows most."""
         wanted = [*grid(self.base, self.edges, self.last), *(n for n in positions if self.base <= n <= self.last)]
-        return predict_on(self.latencies, wanted, tolerance, self.base, self.spread)
+        return predict_parts(self.known, self.latencies, self.base, wanted, tolerance, self.spread)
+
+
+def predict_parts(
+    known: Sequence[Known],
+    latencies: dict[str, Callable[[int], float]],
+    base: int,
+    positions: Sequence[int],
+    tolerance: float,
+    spread: tuple[float, float],
+) -> Predicted:
+    """Both predictors for a model: the one place where its modules become one bound.
+
+    The principle is the first exiting module at the model's N0; its MoE model has no dense term, and under drawn or replayed routing
+    it has none at all. N_idle is that of the experts, or of a dense model's FFN. The tile roofline is the sum of all parts.
+    latencies: T of each part in microseconds, its count included.
+    """
+    terms: dict[str, int] = {}
+    n_idle: float | None = None
+    bases: dict[str, str] = {}
+    has_experts = any(k.part.case.module == "moe" for k in known)
+    is_bounded = all(k.part.case.routing in (None, *ROUTINGS) for k in known)
+    for k in known:
+        case = k.part.case
+        bases.setdefault(case.module, k.figures.basis)
+        is_ffn = case.module == "moe" or (not has_experts and k.part.name.startswith("ffn"))
+        if not is_bounded or (case.module == "dense" and not is_ffn):
+            continue
+        if is_ffn:
+            n_idle = idle_compute(case, k.figures.balance)
+        terms |= terms_at(case, base, k.figures, k.granularity)
+    roofline = predict_on(latencies, positions, tolerance, base, spread)
+    principle = closed_form(**terms, baseline_positions=base) if terms else None
+    basis = "; ".join(dict.fromkeys(f"{module} {said}" for module, said in bases.items()))
+    return Predicted(n_idle, principle, roofline, basis, any(k.figures.spread is not None for k in known))
 
 
 def parts(model: Model, on: Workload, merged: bool = True) -> list[Part]:
     """The parts of a forward of this model. merged: the engine runs q, k and v, and gate and up, as one GEMM each.
 
-    Raises UnknownName for a model whose layers are not known, or whose attention is MLA: its projections are not described.
+    A module shape, whose layers are not known, is one layer of what it describes. The projections of MLA are not described: what is in
+    no part, `missing` says.
     """
-    if model.layers is None:
-        raise UnknownName(f"{model.name} is a module shape, not a model: its layers are not known")
-    if model.attention is None or model.is_latent:
-        raise UnknownName(f"the attention projections of {model.name} are not described, so it can't be composed")
-    layers, hidden = model.layers, model.hidden
+    layers, hidden = model.layers or 1, model.hidden
     found: list[Part] = []
 
     def add(name: str, module: Module, count: int, backend: Backend, **workload: object) -> None:
@@ -103,15 +154,19 @@ def parts(model: Model, on: Workload, merged: bool = True) -> list[Part]:
         add(name, "dense", count, on.backend, gemm=(columns, depth), dtype=dtype)
 
     a = model.attention
-    if merged:
+    has_projections = a is not None and model.layers is not None and not model.is_latent
+    if a is None or not has_projections:
+        pass
+    elif merged:
         gemm("qkv", (a.heads + 2 * a.kv_heads) * a.head_dim, hidden, layers)
     else:
         gemm("q", a.heads * a.head_dim, hidden, layers)
         gemm("k and v", a.kv_heads * a.head_dim, hidden, 2 * layers)
     half = "bf16" if on.dtype in QUANTISED else on.dtype
-    if on.attention is not None:
+    if on.attention is not None and a is not None:
         add("attention", "attention", layers, on.attention, context=on.context, dtype=half)
-    gemm("o", hidden, a.heads * a.head_dim, layers)
+    if a is not None and has_projections:
+        gemm("o", hidden, a.heads * a.head_dim, layers)
     moe = model.moe
     dense_layers = layers if moe is None else moe.dense_layers
 
@@ -133,12 +188,39 @@ def parts(model: Model, on: Workload, merged: bool = True) -> list[Part]:
     return found
 
 
+def _require_frameworks(model: Model, on: Workload) -> None:
+    """Raise UnknownName for a framework without such modules, or without MLA where the model's attention is that."""
+    if model.moe is not None and on.backend.framework not in frameworks("moe", on.gpu):
+        raise UnknownName(f"{on.backend.framework} is no moe backend")
+    if on.attention is None:
+        return
+    framework = on.attention.framework
+    if framework not in frameworks("attention", on.gpu):
+        raise UnknownName(f"{framework} is no attention backend")
+    if model.is_latent and framework not in MLA:
+        raise UnknownName(f"{framework}'s MLA is not described: of {model.name} {', '.join(MLA)} is")
+
+
+def missing(model: Model, on: Workload) -> tuple[str, ...]:
+    """What a forward of the model has and is in no part. Of a module shape nothing is missing: it is the module."""
+    if model.layers is None:
+        return ()
+    found = []
+    if model.attention is None or on.attention is None:
+        found.append("attention")
+    if model.is_latent:
+        found.append("attention projections")
+    if model.vocabulary is None:
+        found.append("head")
+    return tuple(found)
+
+
 def compose(model: Model, on: Workload, archives: Path | None = None, recorded: bool = False) -> Composed:
     """The composed curve by each part's own kernel: tile rule, calibration or datasheet.
 
     recorded: where a table of the backend's release holds exactly this shape, its times stand in place of the prediction;
     of attention its time at one position, from which on the growth is predicted. The basis of each part says which it is.
-    Raises UnknownName as `parts` does, RuleUnknown where the rule of the experts or the attention is unknown, NoRecording
+    Raises UnknownName for a framework that has no such module, RuleUnknown where the rule of the experts or the attention is unknown, NoRecording
     where recordings are asked for and there are none of this GPU and release.
     """
     latencies: dict[str, Callable[[int], float]] = {}
@@ -147,11 +229,14 @@ def compose(model: Model, on: Workload, archives: Path | None = None, recorded: 
     latency_spreads: list[tuple[float, float]] = []
     basis: dict[str, str] = {}
     base, last = 1, MAX_COUNT
+    known: list[Known] = []
+    _require_frameworks(model, on)
     if recorded and on.backend not in recordings.recorded_releases(on.gpu, "moe" if model.moe else "dense"):
         aiconfigurator.table_path(on.gpu, on.backend.framework, on.backend.release, "moe" if model.moe else "dense")
     for part in parts(model, on):
         granularity = None if part.case.module == "dense" else granularity_of(part.case, archives)
         figures = calibrated.figures_of(part.case, granularity)
+        known.append(Known(part, figures, granularity))
         edges |= set(edge_positions(part.case, granularity))
         latencies[part.name], basis[part.name] = _times(part, figures, granularity), figures.basis
         if recorded and (found := _recorded(part, on.backend, latencies[part.name])) is not None:
@@ -167,10 +252,16 @@ def compose(model: Model, on: Workload, archives: Path | None = None, recorded: 
         if part.case.module == "moe":
             base = part.case.baseline_positions
             last = min(last, last_position(part.case))
-    missing = [] if on.attention is not None else ["attention"]
-    missing += [] if model.vocabulary is not None else ["head"]
     return Composed(
-        latencies, tuple(sorted(edges)), base, last, widest(spreads), widest(latency_spreads), basis, tuple(missing)
+        tuple(known),
+        latencies,
+        tuple(sorted(edges)),
+        base,
+        last,
+        widest(spreads),
+        widest(latency_spreads),
+        basis,
+        missing(model, on),
     )
 
 

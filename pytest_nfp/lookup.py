@@ -2,55 +2,55 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_nfp import catalog
-from pytest_nfp.principle import attention_term, closed_form, dense_term, moe_term, n_idle_dense, n_idle_moe
+from pytest_nfp import catalog, compose
+from pytest_nfp.cases import Backend
+from pytest_nfp.principle import dense_term, n_idle_dense
+from pytest_nfp.principle.routing import Routing
+from pytest_nfp.records import finite
 
 GPUS = ("h20", "a800", "h800")
 """The paper's platforms."""
-QUERY_TILE = 64
-"""FlashAttention-2's rows on the KV-cache path, for every head dimension."""
-BLOCK_M = 16
-"""Rows of vLLM 0.9.1's and SGLang 0.5.9's fused MoE up to E tokens, without a tuned file."""
-TOP_K = (8,)
+BACKEND, ATTENTION = Backend("vllm", "0.9.1"), Backend("flash-attn", "2.8.3")
+"""What the paper ran: 16 rows of experts up to E tokens, FlashAttention-2's tile of 64 query rows on the KV-cache path."""
+SETUP = f"{BACKEND} and {ATTENTION}"
+MODULES: tuple[tuple[str, str, Routing], ...] = (
+    ("dense, b=1", "qwen3-8b", "balanced"),
+    ("experts balanced, k=8", "llada-2.1-mini", "balanced"),
+    ("experts skewed, k=8", "llada-2.1-mini", "skewed"),
+)
 BF16 = 2.0
-HIDDEN, WIDTH, EXPERTS = 2048, 512, 256
-"""LLaDA-2.1-mini's experts."""
+QUERY_TILE = 64
+"""The attention tile of the view over generations, for every GPU: FlashAttention-2's."""
 
 
 def lookup(gpus: Sequence[str]) -> list[dict[str, Any]]:
-    """A row a GPU and module: dense at b = 1, and LLaDA-2.1-mini's experts, balanced and skewed. Raises UnknownName.
+    """A row a GPU and module: a dense model at b = 1, and LLaDA-2.1-mini's experts, balanced and skewed.
 
-    over_prediction: N_idle over the principle's N_max; None where idle compute does not bound it at all.
+    The same prediction as `nfp predict` gives for these models with the paper's releases. over_prediction: N_idle over the
+    principle's N_max; None where idle compute does not bound it at all. Raises UnknownName, RuleUnknown.
     """
     rows = []
     for name in gpus:
-        gpu = catalog.gpu(name)
-        attention = attention_term(QUERY_TILE, 1)
-        bound = closed_form(dense=dense_term(gpu.balance, BF16, 1), attention=attention)
-        rows.append(_row(gpu.name, "dense, b=1", n_idle_dense(gpu.balance, BF16), bound.n_max, bound.limiting))
-        for top_k in TOP_K:
-            for kind, active in (("balanced", EXPERTS), ("skewed", top_k)):
-                idle = n_idle_moe(gpu.balance, BF16, HIDDEN, WIDTH, top_k, active)
-                term = moe_term(kind, BLOCK_M, EXPERTS, top_k, 1)
-                bound = closed_form(moe=term, attention=attention, branch=EXPERTS)
-                rows.append(_row(gpu.name, f"experts {kind}, k={top_k}", idle, bound.n_max, bound.limiting))
+        gpu = catalog.gpu(name).name
+        for title, model, routing in MODULES:
+            on = compose.Workload(gpu, BACKEND, ATTENTION, routing=routing)
+            found = compose.compose(catalog.model(model), on).predict()
+            assert found.principle is not None and found.n_idle is not None  # both routings are bounded
+            idle, bound = finite(found.n_idle), found.principle
+            rows.append(
+                {
+                    "gpu": gpu,
+                    "module": title,
+                    "n_idle": None if idle is None else round(idle, 1),
+                    "n_max": bound.n_max,
+                    "limiting": bound.limiting,
+                    "over_prediction": None if idle is None else round(found.n_idle / bound.n_max, 1),
+                }
+            )
     return rows
-
-
-def _row(gpu: str, module: str, idle: float, n_max: int, limiting: str) -> dict[str, Any]:
-    is_bounded = math.isfinite(idle)
-    return {
-        "gpu": gpu,
-        "module": module,
-        "n_idle": round(idle, 1) if is_bounded else None,
-        "n_max": n_max,
-        "limiting": limiting,
-        "over_prediction": round(idle / n_max, 1) if is_bounded else None,
-    }
 
 
 def future() -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nfp.cases import ROUTINGS, Case
-from pytest_nfp.catalog import Model
 from pytest_nfp.granularity import Granularity, RuleUnknown
 from pytest_nfp.granularity.query import MAX_COUNT
 from pytest_nfp.principle import (
@@ -100,6 +99,8 @@ class Predicted:
         terms: dict[str, dict[str, Any]] = {}
         if self.principle is not None:
             terms["principle"] = {"n_max": self.principle.n_max, "limiting": self.principle.limiting}
+            if not self.principle.is_near_free:
+                terms["principle"]["bound"] = self.principle.bound
         if self.tile_roofline is not None:
             roofline = self.tile_roofline
             terms["tile_roofline"] = {"n_max": roofline.n_max, "limiting": roofline.limiting}
@@ -252,7 +253,7 @@ def predict_case(case: Case, figures: Figures, granularity: Granularity | None, 
         # Nothing bounds the module in the closed form: the end of the range that was looked at is what can be said.
         terms = {case.module: roofline.points[-1].positions}
     n_idle = idle_compute(case, figures.balance) if is_bounded else None
-    principle = closed_form(**terms) if terms else None
+    principle = closed_form(**terms, baseline_positions=base) if terms else None
     return Predicted(n_idle, principle, roofline, figures.basis, figures.spread is not None)
 
 
@@ -286,34 +287,6 @@ def widest(spreads: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return min((low for low, _ in spreads), default=1.0), max((high for _, high in spreads), default=1.0)
 
 
-def predict_model(cases: Sequence[tuple[Case, Granularity | None, Figures]], tolerance: float = 0.20) -> Predicted:
-    """Both predictors for a model: the first exiting module, and the sum of the modules' predicted times.
-
-    cases: one for each module, at one workload. N0 is that of the MoE module where there is one, for every module:
-    the closed form takes M_attn at the baseline workload. The principle's MoE model has no dense term. The interval is
-    that of the calibrated modules alone.
-    """
-    if not cases:
-        raise ValueError("a model needs at least one module")
-    positions = max(case.baseline_positions for case, _, _ in cases)
-    terms: dict[str, int] = {}
-    for case, granularity, figures in cases:
-        terms |= terms_at(case, positions, figures, granularity)
-    ffn, _, figures = next((c for c in cases if c[0].module != "attention"), cases[0])
-    edges = [n for case, granularity, _ in cases for n in edge_positions(case, granularity)]
-    spreads = [f.spread for _, _, f in cases if f.spread is not None]
-    if all(f.kernel is None for _, _, f in cases):
-        work = {case.module: module_work(case, granularity) for case, granularity, _ in cases}
-        roofline = predict_boundary(work, figures.calibration, tolerance, positions, edges=edges)
-        basis = figures.basis
-    else:
-        # Each module by its own kernel's numbers.
-        latencies = {case.module: module_latency(case, f, granularity) for case, granularity, f in cases}
-        roofline = predict_on(latencies, grid(positions, edges), tolerance, positions, widest(spreads))
-        basis = "; ".join(f"{case.module} {f.basis}" for case, _, f in cases)
-    return Predicted(idle_compute(ffn, figures.balance), closed_form(**terms), roofline, basis, bool(spreads))
-
-
 @dataclass(frozen=True, slots=True)
 class PredictedCurve:
     """latencies: (N, us, low, high), low and high None without a calibration. boundary: as it is read from them."""
@@ -338,9 +311,3 @@ def predict_curve(
             low, high = figures.latency_spread
             rows.append((p.positions, t, t / high, t / low))
     return PredictedCurve(tuple(rows), found.boundary)
-
-
-def model_modules(model: Model) -> list[str]:
-    """The modules that bound a model by the principle: MoE and attention, or dense and attention."""
-    ffn = "moe" if model.moe is not None else "dense"
-    return [m for m in (ffn, "attention") if getattr(model, m) is not None]

@@ -145,7 +145,9 @@ def judge_prediction(
 
 
 def term_in_words(term: Mapping[str, Any]) -> str:
-    """ "256", "256 [192, 319]"."""
+    """ "256", "256 [192, 319]", "128 (not near-free at N0: the bound is 32)"."""
+    if term.get("bound") is not None:
+        return f"{term['n_max']} (not near-free at N0: the bound is {term['bound']})"
     interval = term.get("interval")
     if interval is None or interval[0] == interval[1]:
         return f"{term['n_max']}"

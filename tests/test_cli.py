@@ -81,9 +81,9 @@ def test_mla_is_predicted_with_the_framework_that_has_it_and_said_to_be_missing_
     model = ["--gpu", "h200", "--model", "deepseek-v3", "--backend", "vllm==98.2", "--parallel", "tp8"]
     model += ["--artifacts", str(tmp_path)]
     found = predict(capsys, *model, "--attention", "flashinfer==99.1")
-    assert (found["terms"]["attention"], found["not_described"]) == (8, [])
+    assert (found["terms"]["attention"], found["not_described"]) == (8, ["attention projections"])
     found = predict(capsys, *model)
-    assert (found["terms"]["attention"], found["not_described"]) == (None, ["attention"])
+    assert (found["terms"]["attention"], found["not_described"]) == (None, ["attention", "attention projections"])
     assert main(["predict", *model, "--attention", "flash-attn==2.8.3"]) == 2
     said = "flash-attn's MLA is not described: of deepseek-v3@tp8 flashinfer-python is"
     assert said in capsys.readouterr().err
@@ -141,6 +141,28 @@ def test_the_text_says_every_term_and_where_the_tiles_come_from(capsys: pytest.C
 def test_bad_input_is_named_and_exits_2(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     """On standard error, with what to do."""
     assert main(["predict", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "--gpu", "h20", "--model", "qwen3-8b", "--top-k", "2"], "--top-k: no use for qwen3-8b, which has no experts"),
+        (["predict", "--gpu", "h20", "--model", "qwen3-8b", "--experts", "8"], "--experts: no use without --curve"),
+        (["predict", "--gpu", "h20", "--model", "llada-2.1-flash", "--attention", "flash-attn==2.8.3"], "no attention that is described"),
+        (["predict", "--gpu", "h20", "--curve", "--attention", "flash-attn==2.8.3"], "no use with --curve"),
+        (["table", "--top-k", "2", "--routing", "skewed"], "--top-k, --routing: no use without --model"),
+        (["table", "--dtype", "fp8"], "--dtype: no use without --model"),
+        (["table", "--future", "--gpu", "h20"], "--gpu: no use beside --future"),
+        (["table", "--methods", "--future"], "--future: no use beside --methods"),
+        (["table", "--gpu", "h20", "--model", "qwen3-8b", "--future"], "--future: no use beside --model"),
+    ],
+)  # fmt: skip
+def test_an_option_without_use_is_an_error(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """Never silence."""
+    assert main(arguments) == 2
     assert message in capsys.readouterr().err
 
 
@@ -287,23 +309,24 @@ def test_a_trace_of_another_model_is_refused(capsys: pytest.CaptureFixture[str],
 
 
 def test_drawn_routing_has_no_closed_form(capsys: pytest.CaptureFixture[str]) -> None:
-    """`nfp predict` without --curve says so."""
-    assert (
-        main(
-            [
-                "predict",
-                *RELEASE,
-                "--model",
-                "qwen3-30b-a3b",
-                "--attention",
-                "flash-attn==2.8.3",
-                "--routing",
-                "uniform",
-            ]
-        )
-        == 2
-    )
-    assert "give --curve for uniform" in capsys.readouterr().err
+    """`nfp predict` says so, and gives the tile roofline alone."""
+    asked = [
+        "--gpu",
+        "h20",
+        "--backend",
+        "vllm==0.9.1",
+        "--model",
+        "llada-2.1-mini",
+        "--attention",
+        "flash-attn==2.8.3",
+    ]
+    asked += ["--routing", "uniform"]
+    assert main(["predict", *asked]) == 0
+    assert "none: the closed form knows balanced and skewed routing, not uniform" in capsys.readouterr().out
+    assert main(["predict", *asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["terms"], found["n_max"]) == (None, None)
+    assert found["tile_roofline"]["n_max"] >= 1
 
 
 def test_calibrate_without_recordings_says_what_to_install(

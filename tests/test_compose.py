@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from pytest_nfp import catalog, compose
+from pytest_nfp import catalog, compose, lookup
 from pytest_nfp.cases import Backend
 from pytest_nfp.catalog import UnknownName
+from pytest_nfp.cli import main
 from pytest_nfp.compose import Workload
 from pytest_nfp.parallel import on_rank, parse_parallel
+from pytest_nfp.predict import Predicted
+from pytest_nfp.principle import Prediction, closed_form, predict_on
 from pytest_nfp.principle.routing import Replay
+from pytest_nfp.verdict import term_in_words
 
 VLLM, FLASH = Backend("vllm", "0.24.0"), Backend("flash-attn", "2.8.3")
 H200 = Workload("h200", VLLM, FLASH)
+
+
+def roofline(composed: compose.Composed, positions: Sequence[int] = ()) -> Prediction:
+    """What the sum of the parts says."""
+    found = composed.predict(0.2, positions).tile_roofline
+    assert found is not None
+    return found
 
 
 def weights(model: str) -> float:
@@ -56,7 +70,7 @@ def test_a_short_trace_bounds_what_can_be_composed() -> None:
     on = replace(H200, routing=Replay(tokens), batch=2)
     composed = compose.compose(catalog.model("qwen3-30b-a3b"), on)
     assert composed.last == 100
-    assert composed.predict(0.2, [8, 500]).points[-1].positions <= 100
+    assert roofline(composed, [8, 500]).points[-1].positions <= 100
 
 
 @pytest.mark.network
@@ -90,7 +104,7 @@ def test_weights_of_few_bits_leave_cache_head_and_router_in_bf16() -> None:
 def test_attention_takes_over_from_the_experts_as_the_context_grows() -> None:
     """LLaDA-2.1-mini on H200, b = 1: experts bound it at 256 cached tokens, attention at 32768, and N_max never grows."""
     found = [
-        compose.compose(catalog.model("llada-2.1-mini"), replace(H200, context=context)).predict()
+        roofline(compose.compose(catalog.model("llada-2.1-mini"), replace(H200, context=context)))
         for context in (256, 4096, 16384, 32768)
     ]
     assert (found[0].limiting, found[-1].limiting) == ("experts", "attention")
@@ -106,9 +120,9 @@ def test_the_sum_is_its_parts_and_a_floor_of_the_models_weights() -> None:
     assert composed.latency_us(1) == pytest.approx(sum(t(1) for t in composed.latencies.values()))
     floor = 2 * weights("qwen3-8b") / catalog.gpu("h200").bandwidth * 1e6
     assert floor < composed.latency_us(1) < 1.6 * floor
-    low, high = composed.predict().boundary.n_max_interval
-    assert low <= composed.predict().n_max
-    assert high is None or composed.predict().n_max <= high
+    low, high = roofline(composed).boundary.n_max_interval
+    assert low <= roofline(composed).n_max
+    assert high is None or roofline(composed).n_max <= high
 
 
 @pytest.mark.network
@@ -123,8 +137,8 @@ def test_recorded_modules_stand_where_their_tables_hold_the_shape() -> None:
             if model.moe is not None:
                 assert recorded.basis["experts"].startswith("recorded (aiconfigurator-core")
             assert recorded.basis["head"].startswith("calibrated on")
-            low, high = predicted.predict().boundary.n_max_interval
-            assert low <= recorded.predict().n_max <= (high or recorded.last)
+            low, high = roofline(predicted).boundary.n_max_interval
+            assert low <= roofline(recorded).n_max <= (high or recorded.last)
 
 
 def test_without_an_attention_framework_it_is_said_to_be_missing() -> None:
@@ -134,14 +148,53 @@ def test_without_an_attention_framework_it_is_said_to_be_missing() -> None:
     assert "attention" not in composed.latencies
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        ("dense-ffn-4096x9216", "is a module shape, not a model"),
-        ("deepseek-v3", "the attention projections of deepseek-v3 are not described"),
-    ],
-)
-def test_what_can_not_be_composed_says_why(model: str, reason: str) -> None:
-    """A module shape has no layers; MLA's projections are not described."""
-    with pytest.raises(UnknownName, match=reason):
-        compose.parts(catalog.model(model), H200)
+def test_a_module_shape_is_one_layer_of_what_it_describes() -> None:
+    """Its FFN or its experts, and nothing is missing: it is the module, not a model."""
+    dense, experts = catalog.model("dense-ffn-4096x9216"), catalog.model("moe-ffn-256x4096x1024")
+    assert [(p.name, p.count) for p in compose.parts(dense, H200)] == [("ffn up", 1), ("ffn down", 1)]
+    assert [p.name for p in compose.parts(experts, H200)] == ["router", "experts"]
+    assert compose.missing(dense, H200) == ()
+
+
+def test_the_projections_of_mla_are_in_no_part_and_its_framework_is_one_that_has_it() -> None:
+    """Latent attention has its core where FlashInfer is named; flash-attn's is not described."""
+    model = catalog.model("deepseek-v3")
+    on = replace(H200, attention=Backend("flashinfer-python", "0.5.3"))
+    names = [p.name for p in compose.parts(model, on)]
+    assert "attention" in names and "qkv" not in names
+    assert compose.missing(model, on) == ("attention projections",)
+    with pytest.raises(UnknownName, match="flash-attn's MLA is not described"):
+        compose.compose(model, H200)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("gpu", ["h20", "h800", "h200"])
+def test_every_command_gives_the_same_bound_of_a_model(capsys: pytest.CaptureFixture[str], gpu: str) -> None:
+    """predict, check and table of one workload: N_idle, the principle, the tile roofline and what limits it; the lookup its principle."""
+    asked = ["--gpu", gpu, "--model", "llada-2.1-mini", "--backend", "vllm==0.9.1", "--attention", "flash-attn==2.8.3"]
+
+    def answer(command: str, *more: str) -> Any:
+        main([command, *asked, "--json", *more])
+        return json.loads(capsys.readouterr().out)
+
+    predicted = answer("predict", "--context", "256")
+    checked = answer("check", "--context", "256", "--positions", "4096")
+    [cell] = answer("table", "--context", "256", "--batch", "1")["cells"]
+    own = predicted["tile_roofline"]
+    for other in (checked, cell):
+        assert (other["n_max"], other["limiting"]) == (own["n_max"], own["limiting"])
+        assert (other["principle"]["n_max"], other["n_idle"]) == (predicted["n_max"], predicted["n_idle"])
+        assert other["baseline_positions"] == predicted["baseline_positions"] == 32
+    if gpu in lookup.GPUS:
+        row = next(r for r in lookup.lookup([gpu]) if r["module"] == "experts balanced, k=8")
+        assert (row["n_max"], row["limiting"]) == (predicted["n_max"], predicted["limiting"])
+
+
+def test_a_bound_below_n0_is_not_near_free_at_n0() -> None:
+    """N_max is the largest N >= N0 within tolerance of T(N0): N0 itself where the smallest term lies below it, with that term beside it."""
+    c = closed_form(moe=2048, attention=32, baseline_positions=128)
+    assert (c.n_max, c.bound, c.is_near_free, c.limiting) == (128, 32, False, "attention")
+    assert closed_form(moe=2048, attention=128, baseline_positions=128).is_near_free
+    roof = predict_on({"": float}, [128, 256], 0.2, 128, (1.0, 1.0))
+    term = Predicted(None, c, roof, "").as_dict()["principle"]
+    assert term_in_words(term) == "128 (not near-free at N0: the bound is 32)"

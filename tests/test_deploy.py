@@ -197,8 +197,11 @@ def test_the_tables_are_printed_for_people(capsys: pytest.CaptureFixture[str]) -
     [
         (["check", *H200, "--model", "llada-2.1-mini", "--top-k", "300", "--positions", "2"], "has 256 experts"),
         (["table", "--model", "qwen3-8b"], "a grid of qwen3-8b needs --gpu"),
-        (["table", "--batch", "2"], "belong to the grid of a model: give --model"),
-        (["check", *H200, "--model", "dense-ffn-4096x9216", "--positions", "2"], "is a module shape, not a model"),
+        (["table", "--batch", "2"], "they belong to the grid of a model"),
+        (
+            ["check", *H200, "--model", "dense-ffn-4096x9216", "--positions", "2"],
+            "--attention: no use for dense-ffn-4096x9216",
+        ),
     ],
 )
 def test_what_can_not_be_answered_is_said(

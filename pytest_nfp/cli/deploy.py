@@ -12,12 +12,15 @@ from typing import Any
 
 from pytest_nfp import catalog, compose
 from pytest_nfp.catalog import UnknownName
-from pytest_nfp.cli.options import add_artifacts, add_parallel, add_routing, positive, release, routing
-from pytest_nfp.lookup import GPUS, future, lookup
-from pytest_nfp.parallel import on_rank, parse_parallel
-from pytest_nfp.principle import Prediction, active_experts
+from pytest_nfp.cli import workload
+from pytest_nfp.cli.options import positive, routing
+from pytest_nfp.lookup import GPUS, SETUP, future, lookup
+from pytest_nfp.predict import Predicted
+from pytest_nfp.principle import active_experts
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.principle.routing import Replay
+from pytest_nfp.records import finite
+from pytest_nfp.verdict import term_in_words
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 GROWTH = 0.005
@@ -36,7 +39,8 @@ def add(commands: Any) -> None:
         epilog="examples: nfp check --gpu h200 --model qwen3-8b --backend vllm==0.24.0 --attention flash-attn==2.8.3 --positions 16;"
         " nfp check ... --method eagle-3 --accepted 3.1",
     )
-    _add_workload(p)
+    workload.add(p)
+    _add_recorded(p)
     n = p.add_mutually_exclusive_group(required=True)
     n.add_argument("--positions", type=positive, help="N: positions that one forward processes")
     n.add_argument("--method", help="a method of the catalog, whose N its source states (nfp table --methods)")
@@ -54,7 +58,8 @@ def add(commands: Any) -> None:
         " calibrations, as JSON: what a scheduler that chooses its speculation length needs.",
         epilog="example: nfp cost-table --gpu h200 --model llada-2.1-mini --backend vllm==0.24.0 --attention flash-attn==2.8.3",
     )
-    _add_workload(p)
+    workload.add(p)
+    _add_recorded(p)
     p.add_argument("--context", type=positive, default=4096, help="L, cached tokens a request (default 4096)")
     p.add_argument("--batch", type=positive, action="append", default=[], help=f"repeatable (default {BATCHES})")
     p.add_argument("--positions", type=positive, action="append", default=[], help=f"repeatable (default {POSITIONS})")
@@ -64,11 +69,12 @@ def add(commands: Any) -> None:
         "table",
         help="the deployment lookup, an N_max(b, L) grid of a model, or the view over GPU generations",
         description="Without --model: idle compute against the principle, with the factor by which it over-predicts. With"
-        " --model: N_max of the composed model over batch and context, and what limits it. With --future: the balance of each"
+        " --model: N_idle, the principle and N_max of the composed model over batch and context, and what limits each. With --future: the balance of each"
         " GPU, and which of idle compute and the attention tile bounds a dense model there.",
         epilog="example: nfp table --gpu h200 --model llada-2.1-mini --backend vllm==0.24.0 --attention flash-attn==2.8.3",
     )
-    _add_workload(p, is_required=False)
+    workload.add(p, is_required=False)
+    _add_recorded(p)
     p.add_argument(
         "--methods", action="store_true", help="the catalogue of methods, with the source of their positions"
     )
@@ -80,46 +86,17 @@ def add(commands: Any) -> None:
     p.set_defaults(run=table)
 
 
-def _add_workload(p: argparse.ArgumentParser, is_required: bool = True) -> None:
-    """The options of a model's workload but for batch and context."""
-    p.add_argument("--gpu", required=is_required, help="catalog name")
-    p.add_argument("--model", required=is_required, help="catalog name or config.json")
-    p.add_argument("--backend", required=is_required, help="framework and release of GEMMs and experts: vllm==0.24.0")
-    p.add_argument(
-        "--attention", help="framework and release of the attention: flash-attn==2.8.3 (else it is left out)"
-    )
-    p.add_argument("--top-k", type=positive, help="experts a token (default: the model's)")
-    add_routing(p)
-    p.add_argument(
-        "--dtype", choices=("bf16", "fp8", "fp8-block", "int4"), default="bf16", help="weights (default bf16)"
-    )
-    p.add_argument("--tolerance", type=float, default=0.2, help="epsilon (default 0.2)")
-    add_parallel(p)
-    add_artifacts(p)
+def _add_recorded(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--recorded",
         action="store_true",
         help="where a recorded table of the backend's release holds exactly a module's shape, its times stand in place of the prediction",
     )
-    p.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _composed(given: argparse.Namespace, batch: int, context: int) -> compose.Composed:
+def _composed(given: argparse.Namespace, batch: int, context: int | None) -> compose.Composed:
     """The model at one workload. Raises UnknownName, RuleUnknown, FileError."""
-    model = on_rank(catalog.model(given.model), parse_parallel(given.parallel))
-    workload = compose.Workload(
-        catalog.gpu(given.gpu).name,
-        release(given.backend, "--backend"),
-        release(given.attention, "--attention") if given.attention else None,
-        given.dtype,
-        batch,
-        context,
-        given.top_k,
-        routing(given.routing),
-    )
-    if model.moe is not None and (given.top_k or 1) > model.moe.experts:
-        raise UnknownName(f"--top-k {given.top_k}: {model.name} has {model.moe.experts} experts")
-    return compose.compose(model, workload, given.artifacts, given.recorded)
+    return compose.compose(*workload.read(given, batch, context), given.artifacts, given.recorded)
 
 
 def _kind(composed: compose.Composed) -> str:
@@ -142,23 +119,29 @@ def check(given: argparse.Namespace) -> int:
         raise UnknownName(
             f"--accepted {given.accepted:g}: a step of {n} positions commits more than 0 and at most {n} tokens"
         )
-    composed = _composed(given, given.batch, given.context)
-    predicted = composed.predict(given.tolerance, [n])
-    low, high = predicted.boundary.n_max_interval
+    tolerance = workload.value(given, "tolerance")
+    model, on = workload.read(given, given.batch, given.context)
+    composed = compose.compose(model, on, given.artifacts, given.recorded)
+    predicted = composed.predict(tolerance, [n])
+    roofline = predicted.tile_roofline
+    assert roofline is not None
+    low, high = roofline.boundary.n_max_interval
     t1, t0, t = (composed.latency_us(m) for m in (1, composed.base, n))
     outcome = "near-free" if n <= low else "not near-free" if high is not None and n > high else "undecided"
     if n < composed.base:
         # Below N0 experts are still being added: what such a forward is held to is one position.
-        limit, (few, many) = 1 + given.tolerance, composed.spread
+        limit, (few, many) = 1 + tolerance, composed.spread
         outcome = "near-free" if t / t1 / few <= limit else "not near-free" if t / t1 / many > limit else "undecided"
     answer: dict[str, Any] = {
         "outcome": outcome,
         "kind": _kind(composed),
         "positions": n,
-        "n_max": predicted.n_max,
+        "n_max": roofline.n_max,
         "n_max_interval": [low, high],
-        "headroom": predicted.n_max - n,
-        "limiting": predicted.limiting,
+        "headroom": roofline.n_max - n,
+        "limiting": roofline.limiting,
+        "principle": _principle(predicted),
+        "n_idle": finite(predicted.n_idle) if predicted.n_idle is not None else None,
         "baseline_positions": composed.base,
         "latency_us": round(t, 1),
         "ratio_to_one": round(t / t1, 3),
@@ -170,12 +153,12 @@ def check(given: argparse.Namespace) -> int:
     answer |= _coverage(given, n)
     if given.accepted is not None:
         # Capacity that is used: tokens that count, of the positions that would have been near-free.
-        answer["utilisation"] = round(given.accepted / predicted.n_max, 3)
+        answer["utilisation"] = round(given.accepted / roofline.n_max, 3)
         answer["speedup"] = round(given.accepted * t1 / t, 3)
     if given.json:
         print(json.dumps(answer, indent=1))
     else:
-        _print_check(given, answer, predicted, said)
+        _print_check(given, answer, said, workload.notes(model, on, composed))
     return {"near-free": 0, "not near-free": 1, "undecided": 3}[outcome]
 
 
@@ -185,7 +168,7 @@ def _coverage(given: argparse.Namespace, positions: int) -> dict[str, Any]:
     if model.moe is None:
         return {}
     experts, top_k = model.moe.experts, given.top_k or model.moe.top_k
-    rule = routing(given.routing)
+    rule = routing(workload.value(given, "routing"))
     now = active_experts(rule, positions * given.batch, experts, top_k)
     if isinstance(rule, Replay) and (positions + 1) * given.batch > len(rule.tokens):
         return {"active_experts": round(now, 1), "coverage": "not known past the trace"}
@@ -194,12 +177,24 @@ def _coverage(given: argparse.Namespace, positions: int) -> dict[str, Any]:
     return {"active_experts": round(now, 1), "coverage": coverage}
 
 
-def _print_check(given: argparse.Namespace, a: dict[str, Any], predicted: Prediction, said: str) -> None:
+def _principle(predicted: Predicted) -> dict[str, Any] | None:
+    """The principle's term as every command gives it; None under drawn or replayed routing."""
+    return predicted.as_dict().get("principle")
+
+
+def _principle_in_words(predicted_term: dict[str, Any] | None) -> str:
+    if predicted_term is None:
+        return "none for this routing"
+    return f"{term_in_words(predicted_term)} {predicted_term['limiting']}"
+
+
+def _print_check(given: argparse.Namespace, a: dict[str, Any], said: str, notes: list[str]) -> None:
     n = a["positions"]
     print(f"{given.model} on {catalog.gpu(given.gpu).title}, b={given.batch}, L={given.context}: {a['kind']}")
     print(f"  {n} positions{said}: {a['outcome']}")
-    interval = bracketed(predicted.boundary.n_max_interval)
+    interval = bracketed(a["n_max_interval"])
     print(f"  N_max {a['n_max']}, interval {interval}, headroom {a['headroom']}, limited by {a['limiting']}")
+    print(f"  principle {_principle_in_words(a['principle'])}")
     base = a["baseline_positions"]
     first = f", {a['ratio_to_baseline']:.2f} T(N0={base})" if base > 1 else ""
     print(f"  T({n}) {a['latency_us']:.0f} us: {a['ratio_to_one']:.2f} T(1){first}")
@@ -212,8 +207,8 @@ def _print_check(given: argparse.Namespace, a: dict[str, Any], predicted: Predic
     for name, basis in a["basis"].items():
         if basis.startswith("recorded"):
             print(f"  {name}: {basis}")
-    for name in a["missing"]:
-        print(f"  {name} is in no part: the bound is that of the other modules, not of the model")
+    for note in notes:
+        print(f"  {note}")
 
 
 def cost_table(given: argparse.Namespace) -> int:
@@ -245,11 +240,11 @@ def cost_table(given: argparse.Namespace) -> int:
         "model": given.model,
         "backend": given.backend,
         "attention": given.attention,
-        "dtype": given.dtype,
+        "dtype": workload.value(given, "dtype"),
         "context": given.context,
-        "routing": given.routing,
+        "routing": workload.value(given, "routing"),
         "top_k": given.top_k,
-        "parallel": given.parallel,
+        "parallel": workload.value(given, "parallel"),
         "missing": list(missing),
     }
     print(json.dumps(head | {"points": rows}, indent=1))
@@ -258,18 +253,36 @@ def cost_table(given: argparse.Namespace) -> int:
 
 def table(given: argparse.Namespace) -> int:
     """Print a table. Raises UnknownName, RuleUnknown."""
+    asked = [
+        "backend",
+        "attention",
+        "top-k",
+        "routing",
+        "dtype",
+        "tolerance",
+        "parallel",
+        "recorded",
+        "batch",
+        "context",
+        "artifacts",
+    ]
     if given.model:
+        workload.refuse(given, ["methods", "future"], "beside --model")
         return _grid(given)
+    workload.refuse(given, asked, "without --model: they belong to the grid of a model")
     if given.methods:
+        workload.refuse(given, ["gpu", "future"], "beside --methods")
         for m in catalog.methods():
             print(f"{m.name:<16} {m.positions or 'not stated':>10}  {m.stated} ({m.source})")
         return 0
-    if given.recorded or given.batch or given.context:
-        raise UnknownName("--recorded, --batch and --context belong to the grid of a model: give --model")
+    if given.future:
+        workload.refuse(given, ["gpu"], "beside --future, which shows every GPU")
     rows = future() if given.future else lookup([given.gpu] if given.gpu else GPUS)
     if given.json:
         print(json.dumps(rows, indent=1))
         return 0
+    if not given.future:
+        print(f"experts and attention as {SETUP} run them; the principle against idle compute")
     columns = list(rows[0])
     texts = [[_cell(row[c]) for c in columns] for row in rows]
     widths = [max(len(c), *(len(t[i]) for t in texts)) for i, c in enumerate(columns)]
@@ -287,36 +300,50 @@ def _cell(value: object) -> str:
 
 def _grid(given: argparse.Namespace) -> int:
     """N_max over batch and context, with the limiting part."""
-    for name in ("gpu", "backend"):
-        if getattr(given, name) is None:
-            raise UnknownName(f"a grid of {given.model} needs --{name}")
-    contexts = given.context or list(catalog.model(given.model).context)
+    if given.gpu is None:
+        raise UnknownName(f"a grid of {given.model} needs --gpu")
+    contexts = given.context or list(catalog.model(given.model).context) or [workload.CONTEXT]
     batches = given.batch or BATCHES
     cells: list[dict[str, Any]] = []
-    kind = "predicted"
+    kind, notes = "predicted", [""]
     for context in contexts:
         for batch in batches:
-            composed = _composed(given, batch, context)
+            model, on = workload.read(given, batch, context)
+            composed = compose.compose(model, on, given.artifacts, given.recorded)
             kind = max(kind, _kind(composed), key=len)
-            predicted = composed.predict(given.tolerance)
+            predicted = composed.predict(workload.value(given, "tolerance"))
+            roofline = predicted.tile_roofline
+            assert roofline is not None
+            notes = workload.notes(model, on, composed)
             cells.append(
                 {
                     "context": context,
                     "batch": batch,
-                    "n_max": predicted.n_max,
-                    "n_max_interval": list(predicted.boundary.n_max_interval),
-                    "limiting": predicted.limiting,
+                    "baseline_positions": composed.base,
+                    "n_idle": finite(predicted.n_idle) if predicted.n_idle is not None else None,
+                    "principle": _principle(predicted),
+                    "n_max": roofline.n_max,
+                    "n_max_interval": list(roofline.boundary.n_max_interval),
+                    "limiting": roofline.limiting,
                     "kind": _kind(composed),
                     "basis": composed.basis,
                 }
             )
     if given.json:
-        print(json.dumps({"kind": kind, "gpu": given.gpu, "model": given.model, "cells": cells}, indent=1))
+        head = {"kind": kind, "gpu": given.gpu, "model": given.model, "notes": notes}
+        print(json.dumps(head | {"cells": cells}, indent=1))
         return 0
-    print(f"{given.model} on {catalog.gpu(given.gpu).title}: {kind} N_max and the part that limits it")
-    said = {(c["context"], c["batch"]): f"{c['n_max']} {c['limiting']}" for c in cells}
-    width = max(len(text) for text in said.values()) + 2
-    print("  " + "L \\ b".ljust(8) + "".join(str(b).ljust(width) for b in batches).rstrip())
-    for context in contexts:
-        print("  " + str(context).ljust(8) + "".join(said[context, b].ljust(width) for b in batches).rstrip())
+    print(f"{given.model} on {catalog.gpu(given.gpu).title}: {kind} N_max and what limits it")
+    rows = [["L", "b", "N0", "N_idle", "principle", "tile roofline"]]
+    for c in cells:
+        idle = "unbounded" if c["n_idle"] is None else f"{c['n_idle']:.1f}"
+        interval = bracketed(c["n_max_interval"]) + " " if c["n_max_interval"][0] != c["n_max_interval"][1] else ""
+        roofline_text = f"{c['n_max']} {interval}{c['limiting']}"
+        first = [str(c["context"]), str(c["batch"]), str(c["baseline_positions"])]
+        rows.append([*first, idle, _principle_in_words(c["principle"]), roofline_text])
+    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+    for r in rows:
+        print("  " + "  ".join(text.ljust(w) for text, w in zip(r, widths, strict=True)).rstrip())
+    for note in notes:
+        print(f"  {note}")
     return 0

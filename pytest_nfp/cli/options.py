@@ -66,16 +66,6 @@ def add_dtype(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp8", "fp8-block"), default="bf16", help="default bf16")
 
 
-def add_routing(parser: argparse.ArgumentParser) -> None:
-    """--routing."""
-    parser.add_argument(
-        "--routing",
-        default="balanced",
-        help="balanced (default), skewed, uniform, power-law-A (such as power-law-1.2), and trace:FILE, a CSV with a line"
-        " `token,expert,expert,...` for each token",
-    )
-
-
 def routing(text: str) -> Routing:
     """--routing. Raises UnknownName, FileError."""
     try:

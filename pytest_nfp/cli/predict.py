@@ -7,31 +7,19 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from pytest_nfp import calibrated, catalog
-from pytest_nfp.cases import ALIASES, BYTES_PER_ELEMENT, MLA, Backend, Case, Module, expand, frameworks, parse_backend
+from pytest_nfp import calibrated, catalog, compose
+from pytest_nfp.cases import ALIASES, BYTES_PER_ELEMENT, Backend, Case, expand
 from pytest_nfp.catalog import Model, Moe, UnknownName
-from pytest_nfp.cli import options
-from pytest_nfp.cli.options import add_artifacts, add_parallel, positive, release
-from pytest_nfp.granularity import Granularity, artifacts, granularity_of
+from pytest_nfp.cli import options, workload
+from pytest_nfp.cli.options import positive, release
+from pytest_nfp.granularity import granularity_of
 from pytest_nfp.granularity.query import MAX_COUNT
 from pytest_nfp.parallel import Parallel, on_rank, parse_parallel
-from pytest_nfp.predict import (
-    edge_positions,
-    gemm_latency,
-    grid,
-    last_position,
-    model_modules,
-    module_latency,
-    predict_curve,
-    predict_model,
-)
+from pytest_nfp.predict import edge_positions, gemm_latency, grid, last_position, module_latency, predict_curve
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.principle.routing import Replay
 from pytest_nfp.records import finite
 from pytest_nfp.verdict import term_in_words
-
-OWN_ATTENTION = {"vllm": "flash-attn", "sglang": "flashinfer-python"}
-
 
 CURVE = {
     "experts": "with --curve: experts, with --expert-width --hidden --top-k instead of --model",
@@ -52,26 +40,10 @@ def add(commands: Any) -> None:
         description="Predict N_max: idle compute, the principle with its terms and limiting module, and the tile roofline.",
         epilog="example: nfp predict --gpu h20 --model llada-2.1-mini --backend sglang==0.5.9 --attention flashinfer==0.5.3",
     )
-    predict.add_argument("--gpu", required=True, help="catalog name, such as h20")
-    predict.add_argument("--model", help="catalog name, or path of a Hugging Face config.json")
-    predict.add_argument(
-        "--backend", help="MoE framework and release, such as vllm==0.33.0; may be left out for dense models"
-    )
+    workload.add(predict, is_required=False)
     predict.add_argument("--release", help="the release alone, beside --backend FRAMEWORK; or the same as --backend")
-    predict.add_argument("--attention", help="attention framework and release, such as flash-attn==2.8.3")
     predict.add_argument("--batch", type=positive, default=1, help="requests in the forward (default 1)")
-    predict.add_argument("--context", type=positive, default=4096, help="cached tokens per request (default 4096)")
-    predict.add_argument("--top-k", type=positive, help="experts per token (default: the model's)")
-    predict.add_argument(
-        "--routing",
-        default="balanced",
-        help="balanced (default), skewed; with --curve also uniform, power-law-A (such as power-law-1.2), and"
-        " trace:FILE, a CSV with a line `token,expert,expert,...` for each token",
-    )
-    predict.add_argument(
-        "--dtype", choices=("bf16", "fp16", "fp8", "fp8-block", "int4"), default="bf16", help="weights (default bf16)"
-    )
-    predict.add_argument("--tolerance", type=float, default=0.20, help="epsilon (default 0.2)")
+    predict.add_argument("--context", type=positive, help="cached tokens per request (default 4096)")
     predict.add_argument(
         "--curve",
         action="store_true",
@@ -84,132 +56,96 @@ def add(commands: Any) -> None:
         help="with --curve: a calibrated kernel, such as triton, by its name here or in recordings (default: the one that"
         " the release runs)",
     )
-    add_parallel(predict)
-    add_artifacts(predict)
-    predict.add_argument("--json", action="store_true", help="print JSON")
     predict.set_defaults(run=run)
-
-
-def _attention(given: argparse.Namespace) -> Backend:
-    """--attention, else the framework's own attention package where it is installed."""
-    if given.attention:
-        return release(given.attention, "--attention")
-    framework = parse_backend(given.backend).framework if given.backend else None
-    own = OWN_ATTENTION.get(framework or "")
-    installed = artifacts.installed_release(own) if own else None
-    if own is None or installed is None:
-        known = ", ".join(sorted(set(ALIASES.values())))
-        raise UnknownName(
-            "which attention kernels run can't be told here: give --attention FRAMEWORK==RELEASE"
-            f" (one of {known}), such as --attention flash-attn==2.8.3"
-        )
-    return Backend(own, installed)
-
-
-def _is_not_described(model: Model, given: argparse.Namespace) -> bool:
-    """MLA, where no framework that has it is named: engines run kernels of their own for it."""
-    return model.is_latent and not given.attention
-
-
-def _cases(given: argparse.Namespace) -> list[Case]:
-    """One case for each module of the model, at the workload that was asked for."""
-    model = on_rank(catalog.model(given.model), _parallel(given))
-    gpu = catalog.gpu(given.gpu).name
-    top_k = given.top_k or (model.moe.top_k if model.moe else None)
-    if model.moe and top_k and top_k > model.moe.experts:
-        raise UnknownName(f"--top-k {top_k}: {model.name} has {model.moe.experts} experts")
-    if model.moe and not given.backend:
-        raise UnknownName(f"{model.name} has experts: give their framework with --backend FRAMEWORK==RELEASE")
-    cases = []
-    for name in model_modules(model):
-        if name == "attention" and _is_not_described(model, given):
-            continue
-        module: Module = name  # type: ignore[assignment]  # model_modules names modules
-        if module == "attention":
-            backend = _attention(given)
-        else:
-            backend = release(given.backend, "--backend") if given.backend else Backend("torch", "0")
-        found = list(expand(gpu, backend, module, model.model_copy(update={"context": (given.context,)})))
-        if not found:
-            if backend.framework in frameworks(module, gpu):
-                raise UnknownName(f"{backend.framework}'s MLA is not described: of {model.name} {', '.join(MLA)} is")
-            raise UnknownName(f"{backend.framework} is no {module} backend")
-        case = replace(found[0], batch=given.batch, dtype=given.dtype)
-        if module == "moe":
-            routing = options.routing(given.routing)
-            if routing not in ("balanced", "skewed"):
-                raise UnknownName(f"the closed form knows balanced and skewed routing: give --curve for {routing}")
-            case = replace(case, top_k=top_k, routing=routing)
-        cases.append(case)
-    return cases
 
 
 def run(given: argparse.Namespace) -> int:
     """Print the prediction. Raises UnknownName, RuleUnknown."""
     if given.release:
         given.backend = f"{given.backend}=={given.release}" if given.backend else given.release
+    if given.gpu is None:
+        raise UnknownName("give --gpu, a catalog name such as h20")
     if given.curve:
+        workload.refuse(given, ["attention", "context"], "with --curve, which is the curve of one module")
         return _curve(given)
+    workload.refuse(given, [*(n for n in CURVE if n != "tp"), "kernel"], "without --curve")
     if given.model is None:
         raise UnknownName("give --model, or --curve with a shape by hand")
-    cases = _cases(given)
-    gpu = catalog.gpu(given.gpu)
-    pairs: list[tuple[Case, Granularity | None]] = [
-        (case, None if case.module == "dense" else granularity_of(case, given.artifacts)) for case in cases
-    ]
-    modules = [(case, g, calibrated.figures_of(case, g)) for case, g in pairs]
-    predicted = predict_model(modules, given.tolerance)
+    if given.tp:
+        given.parallel = f"tp{given.tp}"
+    model, on = workload.read(given, given.batch, given.context or workload.CONTEXT)
+    if on.attention is None and model.attention is not None and not model.is_latent:
+        known = ", ".join(sorted(set(ALIASES.values())))
+        raise UnknownName(
+            "which attention kernels run can't be told here: give --attention FRAMEWORK==RELEASE"
+            f" (one of {known}), such as --attention flash-attn==2.8.3"
+        )
+    composed = compose.compose(model, on, given.artifacts)
+    predicted = composed.predict(workload.value(given, "tolerance"))
     terms, roofline = predicted.principle, predicted.tile_roofline
-    assert terms is not None and roofline is not None and predicted.n_idle is not None
+    assert roofline is not None
+    notes = workload.notes(model, on, composed)
+    maps = {k.granularity.module: k.granularity for k in composed.known if k.granularity is not None}
     answer: dict[str, Any] = {
-        "gpu": gpu.name,
-        "model": cases[0].subject.name,
-        "modules": {case.module: str(case.backend) for case, _ in pairs if case.backend.framework != "torch"},
-        "batch": given.batch,
-        "context": given.context,
-        "baseline_positions": max(case.baseline_positions for case in cases),
-        "n_idle": finite(predicted.n_idle),
-        "terms": {"dense": terms.dense, "moe": terms.moe, "attention": terms.attention, "branch": terms.branch},
-        "n_max": terms.n_max,
-        "limiting": terms.limiting,
+        "gpu": on.gpu,
+        "model": model.name,
+        "modules": {k.part.case.module: str(k.part.case.backend) for k in composed.known if k.granularity is not None},
+        "batch": on.batch,
+        "context": on.context,
+        "baseline_positions": composed.base,
+        "n_idle": finite(predicted.n_idle) if predicted.n_idle is not None else None,
+        "terms": {n: getattr(terms, n) for n in TERMS} if terms else None,
+        "n_max": terms.n_max if terms else None,
+        "limiting": terms.limiting if terms else None,
+        "near_free_at_baseline": terms.is_near_free if terms else None,
+        "bound": terms.bound if terms else None,
         "tile_roofline": {
             "n_max": roofline.n_max,
             "limiting": roofline.limiting,
             "interval": list(roofline.boundary.n_max_interval) if predicted.is_interval else None,
             "basis": predicted.basis,
         },
-        "not_described": [] if any(case.module == "attention" for case in cases) else ["attention"],
+        "parts": list(composed.latencies),
+        "not_described": list(composed.missing),
+        "notes": notes,
         "granularity": {
-            g.module: {
+            module: {
+                "kernel": g.kernel,
                 "tiles": g.tiles(),
                 "artifact": g.artifact_file,
                 "origin": g.origin,
                 "warnings": list(g.warnings),
             }
-            for _, g in pairs
-            if g is not None
+            for module, g in maps.items()
         },
     }
     if given.json:
         print(json.dumps(answer, indent=1))
         return 0
     idle = "unbounded" if answer["n_idle"] is None else f"{answer['n_idle']:.1f}"
-    print(f"{answer['model']} on {gpu.title}, b={given.batch}, L={given.context}, N0={answer['baseline_positions']}")
+    print(f"{model.name} on {catalog.gpu(on.gpu).title}, b={on.batch}, L={on.context}, N0={composed.base}")
     print(f"  idle compute     N_idle {idle}")
-    print(f"  principle        N_max {terms.n_max}, limited by {terms.limiting}")
-    for name, value in answer["terms"].items():
-        if value is not None:
-            print(f"    {name:<14} {value}")
+    if terms is None:
+        print(f"  principle        none: the closed form knows balanced and skewed routing, not {on.routing}")
+    else:
+        said = term_in_words(predicted.as_dict()["principle"])
+        print(f"  principle        N_max {said}, limited by {terms.limiting}")
+        for name in TERMS:
+            if (term := getattr(terms, name)) is not None:
+                print(f"    {name:<14} {term}")
     said = term_in_words(predicted.as_dict()["tile_roofline"])
     print(f"  tile roofline    N_max {said}, limited by {roofline.limiting} ({predicted.basis})")
-    for module in answer["not_described"]:
-        print(f"  {module} of this model is not described: the bound is that of its other modules, not of the model")
-    for module, g in answer["granularity"].items():
-        ranges = ", ".join(f"{first}..{last}: {tile}" for first, last, tile in g["tiles"])
-        print(f"  {module} tiles: {ranges} rows ({g['origin']}: {g['artifact']})")
-        for warning in g["warnings"]:
+    for note in notes:
+        print(f"  {note}")
+    for module, g in maps.items():
+        ranges = ", ".join(f"{first}..{last}: {tile}" for first, last, tile in g.tiles())
+        print(f"  {module} tiles: {ranges} rows ({g.origin}: {g.artifact_file})")
+        for warning in g.warnings:
             print(f"    {warning}")
     return 0
+
+
+TERMS = ("dense", "moe", "attention", "branch")
 
 
 def _curve(given: argparse.Namespace) -> int:
@@ -229,30 +165,32 @@ def _curve(given: argparse.Namespace) -> int:
         if not (given.gemm_n and given.gemm_k):
             raise UnknownName("a GEMM needs both --gemm-n and --gemm-k")
         shape = (given.gemm_n, given.gemm_k)
-        on = calibrated.figures(gpu.name, backend.framework if backend else "vllm", given.kernel or "gemm", given.dtype)
+        on = calibrated.figures(
+            gpu.name, backend.framework if backend else "vllm", given.kernel or "gemm", workload.value(given, "dtype")
+        )
         base = 1
-        latency = lambda n: gemm_latency(n * given.batch, *shape, BYTES_PER_ELEMENT[given.dtype], on)  # noqa: E731
+        latency = lambda n: gemm_latency(n * given.batch, *shape, BYTES_PER_ELEMENT[workload.value(given, "dtype")], on)  # noqa: E731
     else:
         if backend is None:
             raise UnknownName("the tiles of experts are those of a framework: give --backend FRAMEWORK==RELEASE")
         case = _moe_case(given, gpu.name, backend)
-        kernel = given.kernel or ("marlin" if given.dtype == "int4" else None)
+        kernel = given.kernel or ("marlin" if workload.value(given, "dtype") == "int4" else None)
         granularity = None
         if kernel in (None, "triton"):
             # The tile rule is that of the Triton kernel; the others are calibrated without one.
             granularity = granularity_of(case, given.artifacts)
             warnings = granularity.warnings
         kernel = kernel or calibrated.kernel_of(case, granularity)
-        on = calibrated.figures(gpu.name, backend.framework, kernel, given.dtype)
+        on = calibrated.figures(gpu.name, backend.framework, kernel, workload.value(given, "dtype"))
         on = calibrated.for_routing(on, case.routing)
         base, edges = case.baseline_positions, edge_positions(case, granularity)
         latency = module_latency(case, on, granularity)
         last = last_position(case)
     end = min(given.end or 1024, last)
-    found = predict_curve(latency, [*grid(base, edges, end), end], base, given.tolerance, on)
+    found = predict_curve(latency, [*grid(base, edges, end), end], base, workload.value(given, "tolerance"), on)
     basis = on.basis
     if on.basis == "datasheet":
-        basis = f"datasheet peaks: no calibration of this kernel for {given.dtype} on {gpu.name}"
+        basis = f"datasheet peaks: no calibration of this kernel for {workload.value(given, 'dtype')} on {gpu.name}"
     answer = {
         "points": [[n, *(None if v is None else round(v, 3) for v in rest)] for n, *rest in found.latencies],
         "n_max": found.boundary.n_max,
@@ -279,7 +217,7 @@ def _curve(given: argparse.Namespace) -> int:
 
 
 def _parallel(given: argparse.Namespace) -> Parallel:
-    return parse_parallel(f"tp{given.tp}" if given.tp else given.parallel)
+    return parse_parallel(f"tp{given.tp}" if given.tp else workload.value(given, "parallel"))
 
 
 def _moe_case(given: argparse.Namespace, gpu: str, backend: Backend) -> Case:
@@ -298,7 +236,7 @@ def _moe_case(given: argparse.Namespace, gpu: str, backend: Backend) -> Case:
     case = next(expand(gpu, backend, "moe", model), None)
     if case is None:
         raise UnknownName(f"{backend.framework} is no MoE backend")
-    top_k, routing = given.top_k or model.moe.top_k, options.routing(given.routing)
+    top_k, routing = given.top_k or model.moe.top_k, options.routing(workload.value(given, "routing"))
     if top_k > model.moe.experts:
         raise UnknownName(f"--top-k {top_k}: {model.name} has {model.moe.experts} experts")
     if isinstance(routing, Replay):
@@ -306,4 +244,4 @@ def _moe_case(given: argparse.Namespace, gpu: str, backend: Backend) -> Case:
             routing.check(model.moe.experts, top_k)
         except ValueError as error:
             raise UnknownName(f"--routing {given.routing}: {error}") from None
-    return replace(case, batch=given.batch, dtype=given.dtype, top_k=top_k, routing=routing)
+    return replace(case, batch=given.batch, dtype=workload.value(given, "dtype"), top_k=top_k, routing=routing)

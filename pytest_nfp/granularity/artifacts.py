@@ -127,7 +127,9 @@ def pinned_requirement(framework: str, release: str, requirement: str) -> str:
     ]:
         artifact = _remote(package, re.compile(r"\.dist-info/METADATA$"))
         text = artifact.read(min(artifact.names))
-        for line in re.findall(rf"^Requires-Dist: ({requirement}\b[^;\n]*)", text, re.MULTILINE):
+        # A requirement may be written with other separators: flashinfer_python.
+        written = re.sub(r"[-_.]+", "[-_.]+", requirement)
+        for line in re.findall(rf"^Requires-Dist: ({written}\b[^;\n]*)", text, re.MULTILINE):
             wanted = Requirement(line).specifier
             exact = [s.version for s in wanted if s.operator == "=="]
             # A range takes the newest release that it admits, as an installer would.

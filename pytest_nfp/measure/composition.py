@@ -14,15 +14,15 @@ from statistics import median
 
 from pytest_nfp import compose
 from pytest_nfp.backends import REFUSALS, Unsupported, prepare
-from pytest_nfp.cases import DRAFTS, ROUTINGS, Backend, Case
+from pytest_nfp.cases import DRAFTS, Backend, Case
 from pytest_nfp.compose import Part
 from pytest_nfp.devices import Device
 from pytest_nfp.granularity import Granularity
 from pytest_nfp.granularity.artifacts import installed_release
 from pytest_nfp.measure.curve import Curve
 from pytest_nfp.measure.sweep import sweep_module
-from pytest_nfp.predict import Figures, Predicted, idle_compute, module_latency, terms_at, widest
-from pytest_nfp.principle import Boundary, Point, closed_form, find_boundary, predict_on
+from pytest_nfp.predict import Figures, Predicted, module_latency, widest
+from pytest_nfp.principle import Boundary, Point, find_boundary
 
 CPU_KERNELS = {"dense": "matmul", "moe": "grouped_mm", "attention": "sdpa"}
 """What transformers' modules run on a CPU."""
@@ -133,29 +133,15 @@ def predict(
     """
     base = curve.baseline_positions
     own = {p.positions: p.latency_us for p in curve.points if p.positions >= base}
-    terms: dict[str, int] = {}
+    known: list[compose.Known] = []
     latencies: dict[str, Callable[[int], float]] = {}
-    bases: dict[str, str] = {}
-    spreads: list[tuple[float, float]] = []
-    n_idle: float | None = None
-    is_bounded = case.routing in (None, *ROUTINGS)  # Drawn or replayed routing has no closed form.
     for part in parts_of(case):
         figures, granularity = figures_of(part.case)
+        known.append(compose.Known(part, figures, granularity))
         latency = module_latency(part.case, figures, granularity)
         latencies[part.name] = _times_of(part, latency, _is_of_last_tokens(part, case))
-        bases.setdefault(part.case.module, figures.basis)
-        if figures.spread is not None:
-            spreads.append(figures.spread)
-        is_ffn = part.case.module == "moe" or part.name.startswith("ffn")
-        if is_ffn and is_bounded:
-            n_idle = idle_compute(part.case, figures.balance)
-        has_term = part.case.module != "dense" or (case.subject.moe is None and is_ffn)
-        if has_term and is_bounded:
-            terms |= terms_at(part.case, base, figures, granularity)
-    roofline = predict_on(latencies, sorted(own), tolerance, base, widest(spreads))
-    basis = "; ".join(f"{module} {said}" for module, said in bases.items())
-    closed = closed_form(**terms) if terms else None
-    found = Predicted(n_idle, closed, roofline, basis, bool(spreads))
+    spread = widest([k.figures.spread for k in known if k.figures.spread is not None])
+    found = compose.predict_parts(known, latencies, base, sorted(own), tolerance, spread)
     of_model = curve.boundary(tolerance)
     measured = of_model.n_max_interval if of_model is not None else (base, None)
     n_max = {name: term["n_max"] for name, term in found.as_dict().items()}

@@ -18,14 +18,28 @@ Limit = Literal["dense", "moe", "attention", "branch"]
 
 @dataclass(frozen=True, slots=True)
 class ClosedForm:
-    """Terms in positions (None where the model has no such module) and the one that limits (a Limit)."""
+    """Terms in positions (None where the model has no such module) and the one that limits (a Limit).
+
+    bound: the smallest term. baseline_positions: N0, below which N_max is not defined.
+    """
 
     dense: int | None
     moe: int | None
     attention: int | None
     branch: int | None
-    n_max: int
+    bound: int
     limiting: str
+    baseline_positions: int = 1
+
+    @property
+    def n_max(self) -> int:
+        """The bound, and N0 where the bound lies below it: N_max is the largest N >= N0 within tolerance of T(N0)."""
+        return max(self.bound, self.baseline_positions)
+
+    @property
+    def is_near_free(self) -> bool:
+        """Whether any position past N0 is near-free: a bound below N0 says that N0 itself is not."""
+        return self.bound >= self.baseline_positions
 
 
 def whole_positions(value: float) -> int:
@@ -70,10 +84,11 @@ def closed_form(
     moe: int | None = None,
     attention: int | None = None,
     branch: int | None = None,
+    baseline_positions: int = 1,
 ) -> ClosedForm:
     """Combine the terms that apply: min(dense, attention) for dense models, min(moe, branch, attention) for MoE.
 
-    On a tie the module comes before the branch that caps it. Raises ValueError if no term is given.
+    baseline_positions: N0, of the experts where there are any. On a tie the module comes before the branch that caps it. Raises ValueError if no term is given.
     """
     terms: dict[Limit, int] = {}
     for name, value in (("dense", dense), ("moe", moe), ("attention", attention), ("branch", branch)):
@@ -83,4 +98,4 @@ def closed_form(
     if not terms:
         raise ValueError("the closed form needs at least one of the terms dense, moe, attention, branch")
     limiting = min(terms, key=lambda name: terms[name])
-    return ClosedForm(dense, moe, attention, branch, terms[limiting], limiting)
+    return ClosedForm(dense, moe, attention, branch, terms[limiting], limiting, baseline_positions)

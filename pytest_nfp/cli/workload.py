@@ -1,0 +1,128 @@
+"""Where and how a model runs: the options that `predict`, `check`, `table` and `cost-table` share, and the workload that they describe.
+
+An option that has no use for what was asked is an error, not silence.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from pytest_nfp import catalog, compose
+from pytest_nfp.cases import Backend, parse_backend
+from pytest_nfp.catalog import Model, UnknownName
+from pytest_nfp.cli import options
+from pytest_nfp.cli.options import add_artifacts, positive, release
+from pytest_nfp.granularity import RuleUnknown, artifacts
+from pytest_nfp.parallel import on_rank, parse_parallel
+
+DTYPES = ("bf16", "fp16", "fp8", "fp8-block", "int4")
+CONTEXT = 4096
+"""L of a model without a grid of its own."""
+DEFAULTS: dict[str, Any] = {"routing": "balanced", "dtype": "bf16", "tolerance": 0.2, "parallel": "tp1"}
+"""What an option is that was not given. The parsers leave it None, so that one without use can be told from none."""
+OWN_ATTENTION = {"vllm": "flash-attn", "sglang": "flashinfer-python"}
+"""The attention package that a framework takes where nothing is set by hand."""
+
+
+def add(p: argparse.ArgumentParser, is_required: bool = True) -> None:
+    """The options of a model's workload but for batch and context."""
+    p.add_argument("--gpu", required=is_required, help="catalog name, such as h20")
+    p.add_argument("--model", required=is_required, help="catalog name, or path of a Hugging Face config.json")
+    p.add_argument(
+        "--backend", help="framework and release of GEMMs and experts: vllm==0.24.0 (dense models: optional)"
+    )
+    p.add_argument(
+        "--attention",
+        help="framework and release of the attention: flash-attn==2.8.3 (default: the backend's own package where it is"
+        " installed, else attention is left out, and said)",
+    )
+    p.add_argument("--top-k", type=positive, help="experts a token (default: the model's)")
+    p.add_argument(
+        "--routing",
+        help="balanced (default), skewed, uniform, power-law-A (such as power-law-1.2), and trace:FILE, a CSV with a line"
+        " `token,expert,expert,...` for each token; the principle knows the first two",
+    )
+    p.add_argument("--dtype", choices=DTYPES, help="weights (default bf16)")
+    p.add_argument("--tolerance", type=float, help="epsilon (default 0.2)")
+    p.add_argument("--parallel", help="ranks: tp8 (tensor), ep8 (expert); default tp1")
+    add_artifacts(p)
+    p.add_argument("--json", action="store_true", help="print JSON")
+
+
+def refuse(given: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raise UnknownName for options that were given and have no use."""
+    used = [n for n in names if getattr(given, n.replace("-", "_"), None) not in (None, False, [])]
+    if used:
+        raise UnknownName(f"{', '.join(f'--{n}' for n in used)}: no use {why}")
+
+
+def value(given: argparse.Namespace, name: str) -> Any:
+    """An option, or its default."""
+    found = getattr(given, name)
+    return DEFAULTS[name] if found is None else found
+
+
+def read(given: argparse.Namespace, batch: int, context: int | None) -> tuple[Model, compose.Workload]:
+    """The model on one rank, and its workload. Raises UnknownName, FileError for what can't be used or has no use."""
+    model = on_rank(catalog.model(given.model), parse_parallel(value(given, "parallel")))
+    if model.moe is None:
+        refuse(given, ["top-k", "routing"], f"for {model.name}, which has no experts")
+    elif (given.top_k or 1) > model.moe.experts:
+        raise UnknownName(f"--top-k {given.top_k}: {model.name} has {model.moe.experts} experts")
+    if model.attention is None:
+        refuse(given, ["attention"], f"for {model.name}, which has no attention that is described")
+    if model.moe is not None and not given.backend:
+        raise UnknownName(f"{model.name} has experts: give their framework with --backend FRAMEWORK==RELEASE")
+    backend = release(given.backend, "--backend") if given.backend else Backend("torch", "0")
+    return model, compose.Workload(
+        catalog.gpu(given.gpu).name,
+        backend,
+        attention(given, model),
+        value(given, "dtype"),
+        batch,
+        context or (model.context or (CONTEXT,))[0],
+        given.top_k,
+        options.routing(value(given, "routing")),
+    )
+
+
+def attention(given: argparse.Namespace, model: Model) -> Backend | None:
+    """--attention, else the framework's own package where it is installed; None: left out, as the output says."""
+    if model.attention is None:
+        return None
+    if given.attention:
+        return release(given.attention, "--attention")
+    framework = parse_backend(given.backend).framework if given.backend else ""
+    own = OWN_ATTENTION.get(framework)
+    installed = artifacts.installed_release(own) if own and not model.is_latent else None
+    return Backend(own, installed) if own and installed else None
+
+
+def notes(model: Model, workload: compose.Workload, composed: compose.Composed) -> list[str]:
+    """What an answer holds and leaves out, in words: the parts that are summed, whose attention, and what is missing."""
+    said = [
+        f"summed: {', '.join(composed.latencies)}"
+        + (f"; attention of {workload.attention}" if workload.attention else "")
+    ]
+    if model.layers is None:
+        said.append(f"{model.name} is a module shape: the bound is the module's, not that of a model")
+    said += [
+        f"{name} is in no part: the bound is that of the other modules, not of the model" for name in composed.missing
+    ]
+    if workload.attention is not None and (pinned := _pinned(workload)):
+        said.append(pinned)
+    return said
+
+
+def _pinned(workload: compose.Workload) -> str:
+    """That the backend's release brings another release of the attention package than the one asked for."""
+    asked = workload.attention
+    if asked is None or OWN_ATTENTION.get(workload.backend.framework) != asked.framework:
+        return ""
+    try:
+        own = artifacts.pinned_requirement(workload.backend.framework, workload.backend.release, asked.framework)
+    except RuleUnknown:
+        return ""  # Not pinned, or no index to ask.
+    return "" if own == asked.release else f"{workload.backend} brings {asked.framework} {own}, not {asked.release}"

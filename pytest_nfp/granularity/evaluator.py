@@ -88,10 +88,14 @@ def evaluate_kernels(
 ) -> list[list[str] | RuleUnknown]:
     """The kernels of each question, or the reason why they are unknown.
 
-    shared: what all questions have in common, a release's sources. They are read only where an answer is not kept yet;
+    Devices are asked about by their compute capability alone; a choice that compares their names is asked again with them. shared: what all questions have in common, a release's sources. They are read only where an answer is not kept yet;
     `identity` stands for them in the cache.
     """
-    return [_unknown(a) or [str(k) for k in a["kernels"]] for a in _answers(questions, identity, shared)]
+    answers = _answers([q | {"device_name": None} for q in questions], identity, shared)
+    by_name = [i for i, a in enumerate(answers) if "asks_name" in a]
+    for i, answer in zip(by_name, _answers([questions[i] for i in by_name], identity, shared), strict=True):
+        answers[i] = answer
+    return [_unknown(a) or [str(k) for k in a["kernels"]] for a in answers]
 
 
 def _answers(

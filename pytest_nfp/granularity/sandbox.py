@@ -99,6 +99,25 @@ class Refused(Exception):
     """The source asks for something that a granularity rule has no need of."""
 
 
+class NameAsked(BaseException):
+    """A choice compares the device's name, which a question for several devices does not give. `except Exception` lets it pass."""
+
+
+def _asked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    raise NameAsked
+
+
+class Unnamed(str):
+    """The name of a device in a question for all devices of one compute capability: to be printed, not to be compared."""
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __getitem__ = __iter__ = _asked
+    __hash__ = _asked
+    startswith = endswith = find = index = count = lower = upper = casefold = strip = split = replace = partition = (
+        _asked
+    )
+    encode = join = title = removeprefix = removesuffix = rpartition = lstrip = rstrip = rfind = splitlines = _asked
+
+
 class Missing:
     """Stands for a name that has no stub: any use of it says which name was missing."""
 
@@ -585,6 +604,8 @@ SAFE |= {
 def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
     """Stubs for what vLLM's and SGLang's rules call: platform, environment, logger, paths, JSON."""
     device_name = request["device_name"]
+    if device_name is None:
+        device_name = Unnamed("a device of this compute capability")
     shared_memory = request["shared_memory_optin"]
 
     def known_capability() -> tuple[int, ...]:
@@ -815,7 +836,7 @@ def vllm_backend(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) ->
         is_tpu=lambda: False,
         is_out_of_tree=lambda: False,
         is_neuron=lambda: False,
-        device_name=request["device_name"],
+        device_name=platform.get_device_name(),
         fp8_dtype=lambda: dtypes.float8_e4m3fn,
         supports_fp8=lambda: known_capability() >= (8, 9),
         is_fp8_fnuz=lambda: False,
@@ -1430,6 +1451,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         if "attention_backend" in request:
             return {"kernel": choose_attention_backend(request)}
         return {"runs": evaluate(request)}
+    except NameAsked:
+        return {"asks_name": True}
     except RecursionError:
         return {"unknown": "the rule recurses without end"}
     except MemoryError:

@@ -421,6 +421,19 @@ def test_the_questions_after_one_that_loops_are_answered(tmp_path: Path) -> None
     assert [choice.kernel for choice in found] == ["fast", "unknown", "triton"]
 
 
+def test_a_choice_by_the_devices_name_is_asked_with_it(tmp_path: Path) -> None:
+    """Two devices of one compute capability: a release that compares names gets them, also where it would catch what goes wrong."""
+    begin = "def select_unquantized_moe_backend(moe_config):\n"
+    by_name = (
+        "    try:\n        if 'H200' in current_platform.get_device_name():\n            return Backend.TRITON, None\n"
+        "    except Exception:\n        pass\n"
+    )
+    of_classes(tmp_path, "98.6", oracle=CLASSES["oracle"].replace(begin, begin + by_name))
+    h200 = device_facts(catalog.gpu("h200"))
+    found = kernel_choice.kernel_choices([Query("vllm", "98.6", device, SHAPE) for device in (H20, h200)], tmp_path)
+    assert [choice.kernel for choice in found] == ["fast", "triton"]
+
+
 def test_the_code_of_an_unknown_choice_is_told(tmp_path: Path) -> None:
     """Comments, docstrings and annotations are no code; a method that the choice asks is, and one that it does not ask is none."""
     unreadable = CLASSES["oracle"].replace("    oracle = Mine", "    oracle = elsewhere() or Mine")

@@ -383,3 +383,18 @@ def test_a_refused_position_is_unsupported_and_caps() -> None:
     assert b is not None
     v = judge_boundary(CASE, refused, b, predicted(512), SHEET, NEW, None, 0.15)
     assert v.outcome == "UNSUPPORTED"
+
+
+def test_an_unknown_kernel_is_undecided_and_must_be_decided_where_the_baseline_knew_it() -> None:
+    """Never a pass: not with the same tiles, not without a baseline; the same code on both sides is the same choice."""
+    unknown = replace(NEW, kernel="unknown", kernel_reason="no stub", choice=(("f.py: choose", "1"),))
+    known = tiles_of(NEW)
+    v = judge_granularity(unknown, known, "the baseline", "")
+    assert (v.outcome, v.must_decide) == ("UNDECIDED", True)
+    assert "which kernel runs is unknown now (now: no stub)" in v.reasons[0]
+    v = judge_granularity(NEW, tiles_of(unknown), "the baseline", "")
+    assert (v.outcome, v.must_decide) == ("UNDECIDED", False)
+    assert judge_granularity(unknown, None, "", "").outcome == "UNDECIDED"
+    assert judge_granularity(unknown, tiles_of(unknown), "the baseline", "").outcome == "PASS"
+    other = replace(unknown, choice=(("f.py: choose", "2"),))
+    assert judge_granularity(other, tiles_of(unknown), "the baseline", "").outcome == "UNDECIDED"

@@ -186,3 +186,50 @@ def test_what_datasheet_predictions_are_off_by_is_known_of_what_is_recorded() ->
         assert all(low < high for low, high in zip(lows, highs, strict=True))
         assert catalog.datasheet_spread(module, "my-kernels") == (min(lows), max(highs))
     assert catalog.datasheet_spread("attention", "flash-attn") is None
+
+
+@pytest.mark.parametrize(
+    ("digits", "said"),
+    [
+        (12, "hidden_size: must be at most 1,000,000,000, got 9999"),
+        (400, "hidden_size: must be at most"),
+        (5000, "broken JSON"),
+    ],
+)
+def test_a_dimension_that_no_model_has_is_refused(tmp_path: Path, digits: int, said: str) -> None:
+    """With the file and the field, before its arithmetic leaves the floats."""
+    path = tmp_path / "config.json"
+    rest = '"num_hidden_layers": 2, "num_attention_heads": 32, "intermediate_size": 64'
+    path.write_text(f'{{"hidden_size": {"9" * digits}, {rest}}}', encoding="utf-8")
+    with pytest.raises(FileError, match=f"config.json: {said}"):
+        catalog.model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"hidden_act": "silu"}, ("silu", 3, False)),
+        ({"mlp_hidden_act": "relu2", "hidden_act": "silu"}, ("relu2", 2, False)),
+        ({"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True}, ("gelu_tanh", 3, True)),
+        ({"hidden_act": "silu", "model_type": "gpt_oss"}, ("swigluoai", 3, True)),
+        ({}, ("silu", 3, False)),
+    ],
+)
+def test_the_experts_of_a_config_have_its_activation_gate_and_bias(
+    tmp_path: Path, fields: dict[str, object], expected: tuple[str, int, bool]
+) -> None:
+    """What a choice of kernels asks, and the class by which SGLang chooses."""
+    path = tmp_path / "config.json"
+    config: dict[str, object] = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+    config |= {"moe_intermediate_size": 32, "architectures": ["AForCausalLM"]}
+    path.write_text(json.dumps(config | fields), encoding="utf-8")
+    model = catalog.model(str(path))
+    assert model.moe is not None
+    assert (model.moe.activation, model.moe.matrices, model.moe.bias) == expected
+    assert model.architecture == "AForCausalLM"

@@ -258,3 +258,12 @@ def test_compare_in_words_and_bad_input(capsys: pytest.CaptureFixture[str], tmp_
     assert "PASS       h20 vllm m w: N_max 16 to 16" in capsys.readouterr().out
     (tmp_path / "bad.json").write_text("{}")
     assert main(["compare", str(old), str(tmp_path / "bad.json")]) == 2
+
+
+def test_a_latency_of_hundreds_of_digits_is_bad_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Named with its file, and no traceback."""
+    for huge in ("9" * 400, "9" * 5000):
+        for name, text in (("a.json", f"[[1, {huge}], [2, 3]]"), ("a.csv", f"n,latency_us\n1,{huge}\n2,3\n")):
+            (tmp_path / name).write_text(text, encoding="utf-8")
+            assert main(["judge", str(tmp_path / name)]) == 2
+            assert name in capsys.readouterr().err

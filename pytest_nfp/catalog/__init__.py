@@ -319,6 +319,8 @@ def unknown(what: str, value: str, known: Iterable[str], how_to_add: str) -> str
     return text
 
 
+LARGEST = 10**9
+"""No dimension of a model is larger: what is, is a broken file, and its arithmetic would leave the floats."""
 UNGATED = ("relu2",)
 """Activations whose experts have no gate: Nemotron's squared ReLU (`mlp_hidden_act`)."""
 ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -355,6 +357,8 @@ def model_from_config(path: Path) -> Model:
         raise FileError(f"{path}: can't be read: {error}") from error
     except json.JSONDecodeError as error:
         raise FileError(f"{path}:{error.lineno}: broken JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # A number of thousands of digits, or lists in lists without end.
+        raise FileError(f"{path}: broken JSON: {error}") from error
     if not isinstance(config, dict):
         raise FileError(f"{path}:1: a config.json holds an object, this one a {type(config).__name__}")
     named = config.get("architectures")
@@ -369,6 +373,8 @@ def model_from_config(path: Path) -> Model:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise FileError(f"{path}: {name}: must be a whole number of at least 0, got {value!r}")
+            if value > LARGEST:
+                raise FileError(f"{path}: {name}: must be at most {LARGEST:,}, got {str(value)[:40]}")
             return value
         return None
 

@@ -32,6 +32,9 @@ from pytest_nfp.granularity.maps import RuleUnknown
 from pytest_nfp.granularity.ranges import open_zip
 
 MAX_MEMBER_BYTES = 8 * 2**20
+MAX_WANTED_BYTES = 64 * 2**20
+MAX_ARCHIVE_BYTES = 1 << 30
+"""What is read of one file, of all wanted files of an archive, and passed over in one that has no index."""
 """A rule or a tuned file is small; a larger member is not read."""
 
 TIMEOUT_S = 60
@@ -424,7 +427,12 @@ def _zip_members(archive: zipfile.ZipFile, wanted: re.Pattern[str]) -> tuple[fro
         if sizes[name] > MAX_MEMBER_BYTES:
             raise RuleUnknown(f"{name} has {sizes[name]} bytes, more than a rule or a tuned file can have")
         try:
-            return archive.read(name).decode()
+            with archive.open(name) as member:
+                # Counted as they come: what an archive declares is its maker's word.
+                data = member.read(MAX_MEMBER_BYTES + 1)
+            if len(data) > MAX_MEMBER_BYTES:
+                raise RuleUnknown(f"{name} has more bytes than it declares, and than a rule or a tuned file can have")
+            return data.decode()
         except DAMAGED as error:
             raise RuleUnknown(f"{name} can't be read: {error}") from error
 
@@ -434,9 +442,18 @@ def _zip_members(archive: zipfile.ZipFile, wanted: re.Pattern[str]) -> tuple[fro
 def _tar_members(tar: tarfile.TarFile, wanted: re.Pattern[str]) -> tuple[frozenset[str], Callable[[str], str]]:
     # A compressed tar has no index: what is wanted is read in the one pass, without anything being extracted.
     texts: dict[str, str] = {}
+    kept = passed = 0
     for member in tar:
+        passed += member.size
         name = member.name.partition("/")[2]
+        if passed > MAX_ARCHIVE_BYTES:
+            raise RuleUnknown(
+                f"it unpacks to more than {MAX_ARCHIVE_BYTES >> 20} MiB, more than a release of sources can have"
+            )
         if member.isfile() and member.size <= MAX_MEMBER_BYTES and _is_plain(member.name) and wanted.search(name):
+            kept += member.size
+            if kept > MAX_WANTED_BYTES:
+                raise RuleUnknown(f"its rules and tuned files have more than {MAX_WANTED_BYTES >> 20} MiB")
             handle = tar.extractfile(member)
             assert handle is not None
             texts[name] = handle.read().decode(errors="replace")

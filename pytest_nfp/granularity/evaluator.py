@@ -24,6 +24,10 @@ SANDBOX = Path(__file__).with_name("sandbox.py")
 SECONDS_A_QUESTION = 6
 """Processor time that one question may take."""
 TIMEOUT_S = 60
+LONGEST = 400
+"""Characters of a text of a rule that are shown."""
+LARGEST_TILE, MAX_COUNTS = 1 << 16, 1 << 24
+"""Rows of a tile, and counts of a run: what is larger is no answer."""
 MOST_BROKEN = 2
 """Questions of one batch that may end their interpreter: a release whose rule loops would take its time for each."""
 Runs = list[tuple[int, tuple[int, str | None, int | None, str]]]
@@ -112,13 +116,30 @@ def _answers(
 
 
 def _unknown(answer: dict[str, Any]) -> RuleUnknown | None:
-    return RuleUnknown(f"the rule could not be evaluated: {answer['unknown']}") if "unknown" in answer else None
+    return RuleUnknown(f"the rule could not be evaluated: {_shown(answer['unknown'])}") if "unknown" in answer else None
+
+
+def _shown(text: object) -> str:
+    """A text that a rule may have written, in one line of a terminal: control characters escaped, and not longer than a message."""
+    said = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."
 
 
 def _runs(answer: dict[str, Any]) -> Runs | RuleUnknown:
+    """The runs of an answer, checked: it comes from code of another maker."""
     if unknown := _unknown(answer):
         return unknown
-    return [(count, (tile, path, key, others)) for count, (tile, path, key, others) in answer["runs"]]
+    runs: Runs = []
+    for count, (tile, path, key, others) in answer["runs"]:
+        is_map = _is_whole(count, MAX_COUNTS) and _is_whole(tile, LARGEST_TILE) and isinstance(others, str)
+        if not is_map or not (path is None or isinstance(path, str)) or not (key is None or isinstance(key, int)):
+            return RuleUnknown(f"the rule's answer is no tile: {_shown(repr(tile))}")
+        runs.append((count, (tile, path and _shown(path), key, _shown(others))))
+    return runs
+
+
+def _is_whole(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
 def _run(questions: list[dict[str, Any]], shared: dict[str, Any]) -> list[dict[str, Any]]:

@@ -90,6 +90,10 @@ FRAMES = {
 NOT_COUNTS = {"triton_version"}
 """Keys of a tuned file that stand beside its token counts."""
 MEMORY_BYTES = 1 << 30
+LARGEST_PART = 1 << 16
+"""Rows of a tile: what is larger is no answer."""
+LONGEST_PARAMETERS = 400
+"""Characters of the other parameters of a configuration: real ones have fewer than a hundred."""
 
 
 CACHED = type(functools.lru_cache(len))
@@ -722,12 +726,14 @@ def evaluate(request: dict[str, Any]) -> list[list[Any]]:
                     path, key = candidate, int(k)
         tile = 1
         for part in request["result"]:
-            if isinstance(config, dict):
-                if part not in config:
-                    raise Refused(f"the configuration at {request['counter']}={count} has no {part}")
-                tile *= config[part]
-            else:
-                tile *= getattr(config, part)
+            if isinstance(config, dict) and part not in config:
+                raise Refused(f"the configuration at {request['counter']}={count} has no {part}")
+            value = config[part] if isinstance(config, dict) else getattr(config, part)
+            if type(value) is not int or not 0 < value <= LARGEST_PART:
+                raise Refused(
+                    f"the configuration at {request['counter']}={count} has {part} {value!r}, which is no tile"
+                )
+            tile *= value
         answer = [tile, path, key, others(config, request["result"])]
         if runs and runs[-1][1] == answer:
             runs[-1][0] += 1
@@ -740,8 +746,8 @@ def others(config: Any, result: list[str]) -> str:
     """What else a configuration sets, as "BLOCK_SIZE_N=64 num_warps=4"; empty where it is no dictionary."""
     if not isinstance(config, dict):
         return ""
-    kept = sorted((name, str(value).replace(" ", "")) for name, value in config.items() if name not in result)
-    return " ".join(f"{name}={value}" for name, value in kept)
+    kept = sorted((str(name), str(value).replace(" ", "")) for name, value in config.items() if name not in result)
+    return " ".join(f"{name}={value}" for name, value in kept)[:LONGEST_PARAMETERS]
 
 
 class Configuration(Stub):

@@ -75,7 +75,7 @@ def _csv_rows(path: Path, text: str) -> list[Row]:
 def _json_rows(path: Path, text: str) -> list[Row]:
     try:
         data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError too: a number of thousands of digits
         at = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise FileError(f"{path}{at}: broken JSON: {error}") from error
     if isinstance(data, dict) and "benchmarks" in data:
@@ -246,7 +246,7 @@ def _is_number(value: Any) -> bool:
         return bool(value) and all(_is_number(v) for v in value)
     try:
         return not isinstance(value, bool) and math.isfinite(float(value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # OverflowError: a whole number of hundreds of digits
         return False
 
 

@@ -70,6 +70,32 @@ def test_members_that_lead_outside_are_left_out(tmp_path: Path) -> None:
     assert artifacts.open_release("vllm", "99.1", WANTED, tmp_path).names == {"vllm/a.py"}
 
 
+def test_a_wheel_that_declares_fewer_bytes_than_it_has_is_refused(tmp_path: Path) -> None:
+    """Bytes are counted as they come: the size in the header is its maker's word."""
+    path = releases.wheel(tmp_path, "vllm", "99.1", {"vllm/a.py": "x" * (artifacts.MAX_MEMBER_BYTES + 10)})
+    true, declared = (n.to_bytes(4, "little") for n in (artifacts.MAX_MEMBER_BYTES + 10, 100))
+    path.write_bytes(path.read_bytes().replace(true, declared))
+    with pytest.raises(RuleUnknown, match=r"more bytes than it declares|can't be read"):
+        artifacts.open_release("vllm", "99.1", WANTED, tmp_path).read("vllm/a.py")
+
+
+@pytest.mark.parametrize(
+    ("cap", "files", "reason"),
+    [
+        ("MAX_WANTED_BYTES", {f"vllm/{i}.py": "x" * 500 for i in range(3)}, "its rules and tuned files have more than"),
+        ("MAX_ARCHIVE_BYTES", {"vllm/a.txt": "x" * 2000, "vllm/a.py": "x"}, "it unpacks to more than"),
+    ],
+)
+def test_an_archive_bomb_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: str, files: dict[str, str], reason: str
+) -> None:
+    """All that is kept, and all that is passed over, has an end."""
+    monkeypatch.setattr(artifacts, cap, 1000)
+    releases.sdist(tmp_path, "vllm", "99.1", files)
+    with pytest.raises(RuleUnknown, match=reason):
+        artifacts.open_release("vllm", "99.1", WANTED, tmp_path)
+
+
 def test_the_nearest_releases_surround_the_missing_one() -> None:
     """In version order, not by letters."""
     assert artifacts.nearest("0.9.5", ["0.9.1", "0.9.2", "0.10.0", "0.10.2", "0.33.0"]) == [

@@ -165,3 +165,39 @@ def test_what_a_configuration_sets_beside_the_tile_is_kept(tmp_path: Path) -> No
     g = read(tmp_path)
     assert [(r.first, r.last, r.tile) for r in g.ranges][:2] == [(1, 32, 16), (33, 96, 32)]
     assert g.parameters[:2] == ((1, 8, "num_warps=4"), (9, 96, "num_warps=8"))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("'evil'", "BLOCK_SIZE_M 'evil', which is no tile"),
+        ("[1]", "BLOCK_SIZE_M [1], which is no tile"),
+        ("float('nan')", "BLOCK_SIZE_M nan, which is no tile"),
+        ("True", "BLOCK_SIZE_M True, which is no tile"),
+        ("0", "BLOCK_SIZE_M 0, which is no tile"),
+        ("10**30", "which is no tile"),
+        ("'\\x1b[2J' * 9", "\\x1b[2J"),
+    ],
+)
+def test_an_answer_that_is_no_tile_is_unknown(tmp_path: Path, value: str, said: str) -> None:
+    """Whole, positive and of a sane size; and no control character of a rule reaches the terminal."""
+    config = f"    return {{'BLOCK_SIZE_M': {value}}}\n    for limit, tile in LIMITS:"
+    releases.vllm(tmp_path, "99.1", releases.VLLM_RULE.replace("    for limit, tile in LIMITS:", config))
+    with pytest.raises(RuleUnknown) as raised:
+        fused_moe.granularity(
+            Query("vllm", "99.1", DeviceFacts("NVIDIA H20", (9, 0)), ExpertShape(256, 512, 2048, 8)), tmp_path
+        )
+    assert said in str(raised.value)
+    assert str(raised.value).isprintable()
+
+
+def test_a_rules_own_words_are_shown_in_one_line(tmp_path: Path) -> None:
+    """An exception's text is escaped and cut."""
+    words = "    raise ValueError('\\x1b[31m' + 'x' * 5000)\n    for limit, tile in LIMITS:"
+    releases.vllm(tmp_path, "99.1", releases.VLLM_RULE.replace("    for limit, tile in LIMITS:", words))
+    with pytest.raises(RuleUnknown) as raised:
+        fused_moe.granularity(
+            Query("vllm", "99.1", DeviceFacts("NVIDIA H20", (9, 0)), ExpertShape(256, 512, 2048, 8)), tmp_path
+        )
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 600

@@ -62,13 +62,12 @@ def compare_intervals(
 ) -> Answer:
     """Whether two intervals [low, high] (high None: at least) are apart by more than the match tolerance, both ways.
 
-    The tolerance is a share of that end of `before` which faces `after`. is_noisy: noise made an interval wide, so meeting is
+    The tolerance is taken at the last N of `before` (its first where it is open), and is the same to both sides. is_noisy: noise made an interval wide, so meeting is
     not enough: what is held must lie inside to be the same, and outside to have moved.
     """
     (low, high), (first, last) = before, after
-    steps = tuple(positions)
-    below = low - slack(low, steps, granule, match_tolerance)
-    above = float("inf") if high is None else high + slack(high, steps, granule, match_tolerance)
+    width = slack(low if high is None else high, positions, granule, match_tolerance)
+    below, above = low - width, float("inf") if high is None else high + width
     end = float("inf") if last is None else last
     if end < below or first > above:
         return "moved"

@@ -87,8 +87,8 @@ def boundary(n: int, high: int | None, timer: str = "cuda-graph", kind: str = "m
         (boundary(64, 64, "", "recorded"), boundary(64, 64, "", "recorded"), "same"),
     ],
 )
-def test_clocks_and_facing_ends_decide(before: KnownBoundary, after: KnownBoundary, answer: str) -> None:
-    """The tolerance is a share of the end that faces the other interval; a clock that one side lacks is unknown."""
+def test_clocks_and_one_slack_decide(before: KnownBoundary, after: KnownBoundary, answer: str) -> None:
+    """The tolerance is that of the earlier interval's last N, both ways; a clock that one side lacks is unknown."""
     assert compare_boundaries(before, after, 1, 0.15).answer == answer
 
 

@@ -39,7 +39,7 @@ class Tiles(_Strict):
 
     def known(self) -> KnownMap:
         """As it is compared."""
-        return KnownMap(self.kernel, [list(t) for t in self.tiles], self.choice)
+        return KnownMap(self.kernel, tuple(self.tiles), self.choice)
 
 
 class Term(_Strict):

@@ -13,7 +13,7 @@ from pytest_nfp import catalog
 from pytest_nfp.cases import Case
 from pytest_nfp.catalog import CALIBRATIONS, Gpu, UnknownName
 from pytest_nfp.files import read_yaml
-from pytest_nfp.granularity import Granularity
+from pytest_nfp.granularity import UNKNOWN, Granularity
 from pytest_nfp.granularity.artifacts import cache_folder
 from pytest_nfp.predict import Figures, datasheet
 from pytest_nfp.principle.routing import POWER_LAW, Routing
@@ -49,8 +49,8 @@ def kernel_of(case: Case, granularity: Granularity | None) -> str:
     """The kernel whose calibration describes the case; Triton where it is not known which one runs: the tiles are its own."""
     if case.module == "dense":
         return "gemm"
-    kernel = granularity.kernel if granularity is not None else "unknown"
-    return "triton" if kernel == "unknown" and case.module == "moe" else kernel
+    kernel = granularity.kernel if granularity is not None else UNKNOWN
+    return "triton" if kernel == UNKNOWN and case.module == "moe" else kernel
 
 
 def kernel_named(text: str) -> str:

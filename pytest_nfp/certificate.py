@@ -254,8 +254,8 @@ def _compared(predicate: Mapping[str, Any]) -> dict[str, Any]:
 
 def page(statement: Mapping[str, Any], keyid: str | None) -> str:
     """The certificate as people read it, from the Statement alone."""
+    from pytest_nfp.escaping import shown_text
     from pytest_nfp.report.html import environment
-    from pytest_nfp.report.shown import shown_text
 
     told = json.loads(shown_text(json.dumps(statement)))
     text: str = environment().get_template("certificate.html").render(statement=told, keyid=keyid)

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from pytest_nfp.granularity.maps import Granularity, changed_ranges
+from pytest_nfp.granularity.maps import UNKNOWN, Granularity, changed_ranges
 
 Answer = Literal["same", "moved", "undecided"]
-UNKNOWN = "unknown"
-"""A kernel's name where no artifact tells it."""
 
 
 @dataclass(frozen=True, slots=True)

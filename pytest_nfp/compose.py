@@ -153,19 +153,17 @@ def parts(model: Model, on: Workload, merged: bool = True) -> list[Part]:
     def gemm(name: str, columns: int, depth: int, count: int, dtype: str = on.dtype) -> None:
         add(name, "dense", count, on.backend, gemm=(columns, depth), dtype=dtype)
 
-    a = model.attention
-    has_projections = a is not None and model.layers is not None and not model.is_latent
-    if a is None or not has_projections:
-        pass
-    elif merged:
+    # What is described of attention's projections: nothing of a module shape or of MLA.
+    a = model.attention if model.layers is not None and not model.is_latent else None
+    if a is not None and merged:
         gemm("qkv", (a.heads + 2 * a.kv_heads) * a.head_dim, hidden, layers)
-    else:
+    elif a is not None:
         gemm("q", a.heads * a.head_dim, hidden, layers)
         gemm("k and v", a.kv_heads * a.head_dim, hidden, 2 * layers)
     half = "bf16" if on.dtype in QUANTISED else on.dtype
-    if on.attention is not None and a is not None:
+    if on.attention is not None and model.attention is not None:
         add("attention", "attention", layers, on.attention, context=on.context, dtype=half)
-    if a is not None and has_projections:
+    if a is not None:
         gemm("o", hidden, a.heads * a.head_dim, layers)
     moe = model.moe
     dense_layers = layers if moe is None else moe.dense_layers

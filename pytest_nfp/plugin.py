@@ -318,7 +318,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     changes = own.baseline_changes()
     if changes and reporter is not None:
-        from pytest_nfp.report.shown import shown_line
+        from pytest_nfp.escaping import shown_line
 
         reporter.section("baselines")
         for line in changes:

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from pytest_nfp.cases import read_key
-from pytest_nfp.comparison import UNKNOWN, KnownBoundary, KnownMap
+from pytest_nfp.comparison import KnownBoundary, KnownMap
 from pytest_nfp.files import FileError, write_atomically
+from pytest_nfp.granularity import UNKNOWN
 from pytest_nfp.verdict import Outcome, worst
 
 SCHEMA = "https://pytest-nfp/record/2"
@@ -105,6 +106,16 @@ class Held(_Strict):
     @classmethod
     def _has_terms(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         return _terms(value)
+
+    def known_map(self) -> KnownMap | None:
+        """The map as it is compared; None without one."""
+        return KnownMap(self.kernel, tuple(self.tiles), self.choice) if self.kernel is not None else None
+
+    def known_boundary(self) -> KnownBoundary | None:
+        """The N_max as it is compared; None without one."""
+        if self.kind is None or self.n_max is None or self.n_max_interval is None:
+            return None
+        return KnownBoundary(self.n_max, self.n_max_interval, self.kind, self.timer, tuple(n for n, _ in self.curve))
 
 
 class CaseRecord(_Strict):
@@ -258,7 +269,7 @@ def known_map(case: CaseRecord) -> KnownMap | None:
     if g is None:
         return None
     why = str(g.get("kernel_reason", "")) if g["kernel"] == UNKNOWN else ""
-    return KnownMap(g["kernel"], [list(t) for t in g["tiles"]], g.get("choice"), why=why)
+    return KnownMap(g["kernel"], tuple((a, b, t) for a, b, t in g["tiles"]), g.get("choice"), why=why)
 
 
 def summarise(case: CaseRecord) -> CaseRecord:
@@ -278,9 +289,9 @@ def identity_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     return [(n, was.get(n), now.get(n)) for n in sorted({*was, *now}) if was.get(n) != now.get(n)]
 
 
-def finite(value: float) -> float | None:
-    """A number that JSON can hold: None for infinity."""
-    return round(value, 2) if math.isfinite(value) else None
+def finite(value: float | None) -> float | None:
+    """A number that JSON can hold: None for infinity, and for none."""
+    return round(value, 2) if value is not None and math.isfinite(value) else None
 
 
 def dump(record: Record) -> str:

@@ -402,16 +402,14 @@ class Session:
 
     def check_granularity(self, case: Case) -> Verdict:
         """Does this release still map tokens to the same tiles, through the same kernel?"""
+        stored = self.baseline(case)
+        tiles = stored[0].granularity.get(granularity_key(case)) if stored else None
         try:
             predicted, granularity = self.predicted(case)
         except RuleUnknown as reason:
-            stored = self.baseline(case)
-            knew = stored is not None and granularity_key(case) in stored[0].granularity
-            unknown = Verdict("UNDECIDED", (f"the rule is unknown: {reason}",), must_decide=knew)
+            unknown = Verdict("UNDECIDED", (f"the rule is unknown: {reason}",), must_decide=tiles is not None)
             return self._note(case, "granularity", unknown)
         assert granularity is not None
-        stored = self.baseline(case)
-        tiles = stored[0].granularity.get(granularity_key(case)) if stored else None
         effect = effect_in_words(predicted, stored[0].cases.get(case.key) if stored else None)
         verdict = judge_granularity(
             granularity, tiles, stored[1] if stored else "", effect, reach_of(stored, case, granularity)
@@ -537,7 +535,7 @@ class Session:
             record.composed["predicted"] = {"reason": str(reason)}
             return
         record.predicted, record.basis = found.predicted.as_dict(), found.predicted.basis
-        record.n_idle = None if found.predicted.n_idle is None else records.finite(found.predicted.n_idle)
+        record.n_idle = records.finite(found.predicted.n_idle)
         record.n_idle_unbounded = found.predicted.n_idle is not None and record.n_idle is None
         record.composed["predicted"] = {"steps": found.steps, "error": round(found.error, 4)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Side:
     unknown: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Change:
     """One case before and after. `tiles`: (first, last, before, after) where tiles differ.
 
@@ -61,7 +62,7 @@ class Change:
         ]
         return "; ".join(sides) or self._maps.unknown
 
-    @property
+    @cached_property
     def _maps(self) -> ComparedMaps:
         if self.before.granularity is None or self.after.granularity is None:
             return ComparedMaps()

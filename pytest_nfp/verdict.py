@@ -11,7 +11,6 @@ from pytest_nfp import catalog
 from pytest_nfp.baselines import CaseBaseline, Measured, Tiles
 from pytest_nfp.cases import Case
 from pytest_nfp.comparison import (
-    UNKNOWN,
     Answer,
     KnownBoundary,
     clocks_apart,
@@ -22,7 +21,7 @@ from pytest_nfp.comparison import (
     moved_predictions,
     slack,
 )
-from pytest_nfp.granularity import Granularity
+from pytest_nfp.granularity import UNKNOWN, Granularity
 from pytest_nfp.measure.curve import Curve
 from pytest_nfp.predict import Figures, Predicted
 from pytest_nfp.principle import Boundary

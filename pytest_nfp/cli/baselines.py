@@ -48,8 +48,8 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """List, show, check or prune. Raises FileError."""
+    from pytest_nfp.escaping import shown_line
     from pytest_nfp.files import FileError
-    from pytest_nfp.report.shown import shown_line
 
     if not given.baselines.is_dir():
         raise FileError(
@@ -95,7 +95,7 @@ def _line(s: Stored) -> str:
 
 def _show(s: Stored) -> None:
     from pytest_nfp.baselines import difference
-    from pytest_nfp.report.shown import shown_line
+    from pytest_nfp.escaping import shown_line
 
     print(shown_line(_line(s)))
     if s.file is None:

@@ -13,7 +13,7 @@ from pytest_nfp import catalog, upgrade
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.cli import options
-from pytest_nfp.granularity import artifacts
+from pytest_nfp.granularity import UNKNOWN, artifacts
 from pytest_nfp.upgrade import MODULE_OF
 
 FRAMEWORKS = ("vllm", "sglang", "flashinfer-python", "flash-attn")
@@ -69,7 +69,7 @@ def unknown(cases: Sequence[Case]) -> dict[str, int]:
     found: dict[str, int] = {}
     for side in upgrade.answer(cases):
         reason = side.unknown
-        if side.granularity is not None and side.granularity.kernel == "unknown":
+        if side.granularity is not None and side.granularity.kernel == UNKNOWN:
             reason = f"the kernel is unknown: {side.granularity.kernel_reason}"
         if reason:
             found[reason] = found.get(reason, 0) + 1

@@ -57,8 +57,8 @@ def add(commands: Any) -> None:
 def run_certify(given: argparse.Namespace) -> int:
     """Write a certificate. Raises FileError."""
     from pytest_nfp import certificate
+    from pytest_nfp.escaping import shown_line
     from pytest_nfp.files import FileError
-    from pytest_nfp.report.shown import shown_line
 
     folder = given.output or given.record.parent
     try:
@@ -80,7 +80,7 @@ def run_certify(given: argparse.Namespace) -> int:
 def run_verify(given: argparse.Namespace) -> int:
     """Check a certificate. Raises FileError."""
     from pytest_nfp import certificate
-    from pytest_nfp.report.shown import shown_line
+    from pytest_nfp.escaping import shown_line
 
     try:
         statement, is_signed = certificate.verify(given.certificate, given.record, given.public_key, datetime.now(UTC))

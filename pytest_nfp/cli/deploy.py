@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from pytest_nfp import catalog, compose
-from pytest_nfp.catalog import UnknownName
+from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.cli import workload
 from pytest_nfp.cli.options import positive, routing
 from pytest_nfp.lookup import GPUS, SETUP, future, lookup
@@ -94,9 +94,12 @@ def _add_recorded(p: argparse.ArgumentParser) -> None:
     )
 
 
-def _composed(given: argparse.Namespace, batch: int, context: int | None) -> compose.Composed:
-    """The model at one workload. Raises UnknownName, RuleUnknown, FileError."""
-    return compose.compose(*workload.read(given, batch, context), given.artifacts, given.recorded)
+def _composed(
+    given: argparse.Namespace, batch: int, context: int | None
+) -> tuple[Model, compose.Workload, compose.Composed]:
+    """The model on one rank, its workload, and the sum of its parts. Raises UnknownName, RuleUnknown, FileError."""
+    model, on = workload.read(given, batch, context)
+    return model, on, compose.compose(model, on, given.artifacts, given.recorded)
 
 
 def _kind(composed: compose.Composed) -> str:
@@ -120,8 +123,7 @@ def check(given: argparse.Namespace) -> int:
             f"--accepted {given.accepted:g}: a step of {n} positions commits more than 0 and at most {n} tokens"
         )
     tolerance = workload.value(given, "tolerance")
-    model, on = workload.read(given, given.batch, given.context)
-    composed = compose.compose(model, on, given.artifacts, given.recorded)
+    model, on, composed = _composed(given, given.batch, given.context)
     predicted = composed.predict(tolerance, [n])
     roofline = predicted.tile_roofline
     assert roofline is not None
@@ -141,7 +143,7 @@ def check(given: argparse.Namespace) -> int:
         "headroom": roofline.n_max - n,
         "limiting": roofline.limiting,
         "principle": _principle(predicted),
-        "n_idle": finite(predicted.n_idle) if predicted.n_idle is not None else None,
+        "n_idle": finite(predicted.n_idle),
         "baseline_positions": composed.base,
         "latency_us": round(t, 1),
         "ratio_to_one": round(t / t1, 3),
@@ -217,7 +219,7 @@ def cost_table(given: argparse.Namespace) -> int:
     missing: tuple[str, ...] = ()
     kinds: list[str] = []
     for batch in given.batch or BATCHES:
-        composed = _composed(given, batch, given.context)
+        _, _, composed = _composed(given, batch, given.context)
         low, high = composed.latency_spread
         missing = composed.missing
         kinds.append(_kind(composed))
@@ -305,22 +307,23 @@ def _grid(given: argparse.Namespace) -> int:
     contexts = given.context or list(catalog.model(given.model).context) or [workload.CONTEXT]
     batches = given.batch or BATCHES
     cells: list[dict[str, Any]] = []
-    kind, notes = "predicted", [""]
+    kind = "predicted"
+    notes: list[str] = []
     for context in contexts:
         for batch in batches:
-            model, on = workload.read(given, batch, context)
-            composed = compose.compose(model, on, given.artifacts, given.recorded)
+            model, on, composed = _composed(given, batch, context)
             kind = max(kind, _kind(composed), key=len)
             predicted = composed.predict(workload.value(given, "tolerance"))
             roofline = predicted.tile_roofline
             assert roofline is not None
-            notes = workload.notes(model, on, composed)
+            # Of every cell the same: the parts, whose attention, and what is missing.
+            notes = notes or workload.notes(model, on, composed)
             cells.append(
                 {
                     "context": context,
                     "batch": batch,
                     "baseline_positions": composed.base,
-                    "n_idle": finite(predicted.n_idle) if predicted.n_idle is not None else None,
+                    "n_idle": finite(predicted.n_idle),
                     "principle": _principle(predicted),
                     "n_max": roofline.n_max,
                     "n_max_interval": list(roofline.boundary.n_max_interval),

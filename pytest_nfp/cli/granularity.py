@@ -12,6 +12,7 @@ from pytest_nfp import catalog
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.catalog.device_names import device_by_name
 from pytest_nfp.cli import options
+from pytest_nfp.cli.workload import refuse
 from pytest_nfp.granularity import (
     DeviceFacts,
     ExpertShape,
@@ -113,6 +114,10 @@ def _shape(given: argparse.Namespace, is_moe: bool) -> ExpertShape | HeadShape:
     parallel = parse_parallel(given.parallel)
     model = on_rank(catalog.model(given.model), parallel) if given.model else None
     part = (model.moe if is_moe else model.attention) if model else None
+    if is_moe:
+        refuse(given, ["heads", "kv-heads", "head-dim", "value-dim", "source"], "for experts")
+    else:
+        refuse(given, ["experts", "expert-width", "hidden", "top-k"], "for attention")
     if model and part is None:
         raise UnknownName(f"{model.name} has no {'experts' if is_moe else 'attention that is described'}")
     if is_moe:

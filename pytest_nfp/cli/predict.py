@@ -14,7 +14,7 @@ from pytest_nfp.cli import options, workload
 from pytest_nfp.cli.options import positive, release
 from pytest_nfp.granularity import granularity_of
 from pytest_nfp.granularity.query import MAX_COUNT
-from pytest_nfp.parallel import Parallel, on_rank, parse_parallel
+from pytest_nfp.parallel import on_rank, parse_parallel
 from pytest_nfp.predict import edge_positions, gemm_latency, grid, last_position, module_latency, predict_curve
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.principle.routing import Replay
@@ -65,14 +65,19 @@ def run(given: argparse.Namespace) -> int:
         given.backend = f"{given.backend}=={given.release}" if given.backend else given.release
     if given.gpu is None:
         raise UnknownName("give --gpu, a catalog name such as h20")
+    if given.tp:
+        workload.refuse(given, ["parallel"], "beside --tp, which is the same")
+        given.parallel, given.tp = f"tp{given.tp}", None
     if given.curve:
         workload.refuse(given, ["attention", "context"], "with --curve, which is the curve of one module")
+        if given.gemm_n or given.gemm_k:
+            workload.refuse(given, OF_EXPERTS, "for a GEMM, which --gemm-n and --gemm-k give whole")
+        elif given.model:
+            workload.refuse(given, ["experts", "expert-width", "hidden"], "beside --model")
         return _curve(given)
-    workload.refuse(given, [*(n for n in CURVE if n != "tp"), "kernel"], "without --curve")
+    workload.refuse(given, [*CURVE, "kernel"], "without --curve")
     if given.model is None:
         raise UnknownName("give --model, or --curve with a shape by hand")
-    if given.tp:
-        given.parallel = f"tp{given.tp}"
     model, on = workload.read(given, given.batch, given.context or workload.CONTEXT)
     if on.attention is None and model.attention is not None and not model.is_latent:
         known = ", ".join(sorted(set(ALIASES.values())))
@@ -93,7 +98,7 @@ def run(given: argparse.Namespace) -> int:
         "batch": on.batch,
         "context": on.context,
         "baseline_positions": composed.base,
-        "n_idle": finite(predicted.n_idle) if predicted.n_idle is not None else None,
+        "n_idle": finite(predicted.n_idle),
         "terms": {n: getattr(terms, n) for n in TERMS} if terms else None,
         "n_max": terms.n_max if terms else None,
         "limiting": terms.limiting if terms else None,
@@ -145,6 +150,8 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
+OF_EXPERTS = ("model", "experts", "expert-width", "hidden", "top-k", "routing", "parallel", "artifacts")
+"""Options of a layer of experts."""
 TERMS = ("dense", "moe", "attention", "branch")
 
 
@@ -216,10 +223,6 @@ def _curve(given: argparse.Namespace) -> int:
     return 0
 
 
-def _parallel(given: argparse.Namespace) -> Parallel:
-    return parse_parallel(f"tp{given.tp}" if given.tp else workload.value(given, "parallel"))
-
-
 def _moe_case(given: argparse.Namespace, gpu: str, backend: Backend) -> Case:
     """The layer as one rank holds it: of a model, or of a shape given by hand."""
     by_hand = (given.experts, given.expert_width, given.hidden, given.top_k)
@@ -230,7 +233,7 @@ def _moe_case(given: argparse.Namespace, gpu: str, backend: Backend) -> Case:
         model = Model(name="shape", hidden=given.hidden, moe=moe, source="given by hand")
     else:
         raise UnknownName("the shape is incomplete: give --model, or --experts --expert-width --hidden --top-k")
-    model = on_rank(model, _parallel(given))
+    model = on_rank(model, parse_parallel(workload.value(given, "parallel")))
     if model.moe is None:
         raise UnknownName(f"{model.name} has no experts: give a GEMM with --gemm-n and --gemm-k")
     case = next(expand(gpu, backend, "moe", model), None)

@@ -15,8 +15,7 @@ from pytest_nfp import catalog, upgrade
 from pytest_nfp.cases import Backend, Case, parse_backend
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.cli import options
-from pytest_nfp.comparison import UNKNOWN
-from pytest_nfp.granularity import artifacts
+from pytest_nfp.granularity import UNKNOWN, artifacts
 from pytest_nfp.parallel import on_rank, parse_parallel
 from pytest_nfp.upgrade import MODULE_OF, Change
 from pytest_nfp.verdict import term_in_words

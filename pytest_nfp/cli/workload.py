@@ -25,6 +25,9 @@ DEFAULTS: dict[str, Any] = {"routing": "balanced", "dtype": "bf16", "tolerance":
 OWN_ATTENTION = {"vllm": "flash-attn", "sglang": "flashinfer-python"}
 """The attention package that a framework takes where nothing is set by hand."""
 
+PINS_ATTENTION = ("sglang",)
+"""Frameworks whose releases require one release of their attention package; vLLM's is inside its own wheel."""
+
 
 def add(p: argparse.ArgumentParser, is_required: bool = True) -> None:
     """The options of a model's workload but for batch and context."""
@@ -119,10 +122,11 @@ def notes(model: Model, workload: compose.Workload, composed: compose.Composed) 
 def _pinned(workload: compose.Workload) -> str:
     """That the backend's release brings another release of the attention package than the one asked for."""
     asked = workload.attention
-    if asked is None or OWN_ATTENTION.get(workload.backend.framework) != asked.framework:
+    framework = workload.backend.framework
+    if asked is None or framework not in PINS_ATTENTION or OWN_ATTENTION[framework] != asked.framework:
         return ""
     try:
-        own = artifacts.pinned_requirement(workload.backend.framework, workload.backend.release, asked.framework)
+        own = artifacts.pinned_requirement(framework, workload.backend.release, asked.framework)
     except RuleUnknown:
         return ""  # Not pinned, or no index to ask.
     return "" if own == asked.release else f"{workload.backend} brings {asked.framework} {own}, not {asked.release}"

@@ -16,6 +16,7 @@ from pytest_nfp.cases import NO_RULE, OURS, Case
 from pytest_nfp.catalog import Gpu, UnknownName
 from pytest_nfp.granularity import artifacts, attention, cpu_kernels, fused_moe, shipped
 from pytest_nfp.granularity.maps import (
+    UNKNOWN,
     Granularity,
     Range,
     RuleUnknown,
@@ -26,6 +27,7 @@ from pytest_nfp.granularity.maps import (
 from pytest_nfp.granularity.query import DeviceFacts, ExpertShape, HeadShape, Query
 
 __all__ = [
+    "UNKNOWN",
     "DeviceFacts",
     "ExpertShape",
     "Granularity",

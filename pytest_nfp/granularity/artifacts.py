@@ -167,21 +167,28 @@ def _installed(framework: str, release: str, wanted: re.Pattern[str]) -> Artifac
 def _local(framework: str, release: str, wanted: re.Pattern[str], archives: Path | None) -> Artifact:
     if archives is None:
         raise RuleUnknown("")
-    for path in sorted(archives.iterdir()):
-        if _file_version(framework, path.name) == Version(release):
-            names, read = _archive_members(path, wanted)
-            with path.open("rb") as f:
-                digest = hashlib.file_digest(f, "sha256").hexdigest()
-            return Artifact(path.name, digest, "archive", names, read)
+    if found := _archive_of(framework, release, archives):
+        path, _ = found
+        names, read = _archive_members(path, wanted)
+        with path.open("rb") as f:
+            digest = hashlib.file_digest(f, "sha256").hexdigest()
+        return Artifact(path.name, digest, "archive", names, read)
     raise RuleUnknown(f"no archive of {framework} {release} in {archives}")
 
 
 def archived_release(framework: str, release: str, archives: Path) -> str | None:
     """The release as an archive of the folder writes it, such as 0.24.0 for 0.24; None where it has none."""
-    if not archives.is_dir():
-        return None
-    versions = (_file_version(framework, path.name) for path in sorted(archives.iterdir()))
-    return next((str(v) for v in versions if v is not None and v == Version(release)), None)
+    found = _archive_of(framework, release, archives) if archives.is_dir() else None
+    return str(found[1]) if found else None
+
+
+def _archive_of(framework: str, release: str, archives: Path) -> tuple[Path, Version] | None:
+    """The first archive of a release in a folder, with the version as it is written there."""
+    for path in sorted(archives.iterdir()):
+        version = _file_version(framework, path.name)
+        if version is not None and version == Version(release):
+            return path, version
+    return None
 
 
 @dataclass(frozen=True, slots=True)

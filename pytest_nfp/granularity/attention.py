@@ -14,10 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pytest_nfp.granularity import evaluator, kernel_choice
+from pytest_nfp.granularity import evaluator
 from pytest_nfp.granularity.artifacts import Artifact, open_release
 from pytest_nfp.granularity.cpp import Reference, branch_value, call_function, local_constant
-from pytest_nfp.granularity.maps import Granularity, RuleUnknown, from_points
+from pytest_nfp.granularity.maps import UNKNOWN, Granularity, RuleUnknown, from_points
 from pytest_nfp.granularity.query import HeadShape, Query
 
 FLASHINFER_RULE = re.compile(
@@ -118,7 +118,7 @@ def flashinfer_backend(query: Query, artifact: Artifact) -> tuple[str, str]:
     try:
         source = _member(artifact, "flashinfer/utils.py")
     except RuleUnknown as reason:
-        return kernel_choice.UNKNOWN, str(reason)
+        return UNKNOWN, str(reason)
     dtype = "float8_e4m3fn" if query.dtype.startswith("fp8") else "float16" if query.dtype == "fp16" else "bfloat16"
     question: dict[str, Any] = {
         "attention_backend": entry,
@@ -130,7 +130,7 @@ def flashinfer_backend(query: Query, artifact: Artifact) -> tuple[str, str]:
     }
     found = evaluator.evaluate_attention_backend(question)
     if isinstance(found, RuleUnknown):
-        return kernel_choice.UNKNOWN, str(found)
+        return UNKNOWN, str(found)
     return (
         found,
         f"{entry} of the release, for backend='auto' of the prefill wrappers without a custom mask, CUDA 12.8 or newer",

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pytest_nfp.escaping import shown_line
 from pytest_nfp.files import write_atomically
 from pytest_nfp.granularity.artifacts import cache_folder
 from pytest_nfp.granularity.maps import RuleUnknown
@@ -120,8 +121,8 @@ def _unknown(answer: dict[str, Any]) -> RuleUnknown | None:
 
 
 def _shown(text: object) -> str:
-    """A text that a rule may have written, in one line of a terminal: control characters escaped, and not longer than a message."""
-    said = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    """A text that a rule may have written, made harmless and not longer than a message."""
+    said = shown_line(str(text))
     return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."
 
 

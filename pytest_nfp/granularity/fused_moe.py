@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_nfp.granularity import evaluator, kernel_choice
 from pytest_nfp.granularity.artifacts import Artifact, open_release, pinned_requirement
-from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown, from_runs, parameter_runs
+from pytest_nfp.granularity.maps import UNKNOWN, Granularity, Range, RuleUnknown, from_runs, parameter_runs
 from pytest_nfp.granularity.query import ExpertShape, Query
 
 ENTRY = "try_get_optimal_moe_config"
@@ -98,7 +98,7 @@ def _map(
         warnings.append(f"same shape, other source folder: {served} serves {mine}, which has no such file")
     if kernel == "marlin" and query.framework == "vllm":
         ranges, warnings, parameters = _marlin(query, archives), [], ()
-    elif kernel == kernel_choice.UNKNOWN:
+    elif kernel == UNKNOWN:
         warnings.append("which kernel runs is unknown; the tiles are those of the Triton kernel")
     elif kernel != "triton":
         warnings.append(f"the tiles are those of the Triton kernel, which {kernel} does not run on")

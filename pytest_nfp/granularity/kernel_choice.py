@@ -20,7 +20,7 @@ from typing import Any
 from pytest_nfp.granularity import evaluator
 from pytest_nfp.granularity.artifacts import Artifact, open_release
 from pytest_nfp.granularity.choice_code import code_of
-from pytest_nfp.granularity.maps import RuleUnknown
+from pytest_nfp.granularity.maps import UNKNOWN, RuleUnknown
 from pytest_nfp.granularity.query import ExpertShape, Query
 
 WANTED = {
@@ -52,10 +52,6 @@ CLASSES = {
     },
 }
 """The classes in which a release without a selection function chooses."""
-
-
-UNKNOWN = "unknown"
-"""The kernel's name where it can't be known from the artifact; the reason stands beside it."""
 
 
 @dataclass(frozen=True, slots=True)

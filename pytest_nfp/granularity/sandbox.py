@@ -18,6 +18,8 @@ import sys
 import time
 import types
 import typing
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 SAFE_BUILTINS = [
@@ -276,16 +278,16 @@ def parsed(path: str, source: str) -> ast.Module:
     return ast.parse(source, path)
 
 
-COMPILED: dict[tuple[int, int], tuple[ast.AST, Any]] = {}
-"""Code by the node that it was made of (kept, so that its id stays its own) and by how many bases it has."""
+KEPT: dict[tuple[int, object], tuple[ast.AST, Any]] = {}
+"""What was made of a node, by its id and what it is; the node is kept, so that its id stays its own."""
 
 
-def compiled(node: ast.AST, variant: int, path: str, tree: Any, mode: str) -> Any:
-    """The code of a node, made once for all questions of a batch."""
-    key = id(node), variant
-    if key not in COMPILED:
-        COMPILED[key] = node, compile(ast.fix_missing_locations(tree), path, mode)
-    return COMPILED[key][1]
+def once(node: ast.AST, what: object, make: Callable[[], Any]) -> Any:
+    """What is made of a node, made once for all questions of a batch."""
+    key = id(node), what
+    if key not in KEPT:
+        KEPT[key] = node, make()
+    return KEPT[key][1]
 
 
 class Scope(dict):  # type: ignore[type-arg]
@@ -347,11 +349,15 @@ class Scope(dict):  # type: ignore[type-arg]
             return self._value(node.value)
         return self._imported(node, name)
 
-    def _run(self, node: ast.stmt, module: ast.Module, variant: int = 0) -> None:
-        exec(compiled(node, variant, self.path, module, "exec"), self)
+    def _run(self, node: ast.stmt, module: ast.Module, bases: int = 0) -> None:
+        # A class has another text where another number of its bases could be evaluated.
+        code = once(node, ("run", bases), lambda: compile(ast.fix_missing_locations(module), self.path, "exec"))
+        exec(code, self)
 
-    def _value(self, node: ast.expr) -> Any:
-        return eval(compiled(node, 0, self.path, ast.Expression(node), "eval"), self)
+    def _value(self, node: ast.expr, local: "Local | None" = None) -> Any:
+        tree = ast.Expression(node)
+        code = once(node, "value", lambda: compile(ast.fix_missing_locations(tree), self.path, "eval"))
+        return eval(code, self, self if local is None else local)
 
     def _imported(self, node: ast.stmt, name: str) -> Any:
         if isinstance(node, ast.ImportFrom):
@@ -439,8 +445,7 @@ class ClassBody:
         """What an expression is; `Missing`, with the reason, where it can't be evaluated."""
         try:
             check(node)
-            code = compiled(node, 0, self._scope.path, ast.Expression(node), "eval")
-            return eval(code, self._scope, self._members)
+            return self._scope._value(node, self._members)
         except Exception as error:
             return Missing(f"{self._name}.{what} ({error})")
 
@@ -801,18 +806,20 @@ def defaults_of(source: str) -> dict[str, Any]:
     return found
 
 
-def choose_kernel(request: dict[str, Any]) -> list[str]:
-    """The backend that a release's own selection function returns for a plain deployment, by its member's name.
-
-    Twice where the release asks whether DeepGEMM is installed: with it and without it.
-    """
+def with_and_without_deep_gemm(
+    choose: "Callable[[dict[str, Any], bool, list[bool]], str]", request: dict[str, Any]
+) -> list[str]:
+    """What a release chooses; twice where it asks whether DeepGEMM is there: with it and without it."""
     asked: list[bool] = []
-    without = vllm_backend(request, False, asked)
-    return [vllm_backend(request, True, asked), without] if asked else [without]
+    without = choose(request, False, asked)
+    return [choose(request, True, asked), without] if asked else [without]
 
 
 def vllm_backend(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -> str:
-    """One answer of `choose_kernel`; `asked` gets an entry when the release asks for DeepGEMM."""
+    """The backend that a release's own selection function returns for a plain deployment, by its member's name.
+
+    asked: gets an entry when the release asks for DeepGEMM.
+    """
     files = Files({})
     stubs = namespace(request, files)
     defaults = defaults_of(request["sources"].get(request["environment_file"], ""))
@@ -1088,18 +1095,11 @@ class Arguments(Stub):
         raise Refused(f"the rule reads server_args.{attribute}, which is not known here")
 
 
-def choose_runner(request: dict[str, Any]) -> list[str]:
+def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -> str:
     """The runner that SGLang's server arguments and quantisation method give for `--moe-runner-backend auto`.
 
-    Twice where the release asks whether DeepGEMM is there: with it and without it.
+    asked: gets an entry when the release asks for DeepGEMM.
     """
-    asked: list[bool] = []
-    without = sglang_runner(request, False, asked)
-    return [sglang_runner(request, True, asked), without] if asked else [without]
-
-
-def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -> str:
-    """One answer of `choose_runner`; `asked` gets an entry when the release asks for DeepGEMM."""
     files = Files({})
     stubs = namespace(request, files)
     platform, cuda = stubs["current_platform"], stubs["torch"].cuda
@@ -1266,7 +1266,7 @@ def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -
     for path, node, is_method in declarations(world, server_path, server_class, family):
         scope = world.scope(path)
         outer = scope.get(node.name, ABSENT)
-        exec(runner_part(id(node), node), scope)
+        exec(once(node, "runner", partial(runner_part, node)), scope)
         function = scope.pop(node.name)
         if outer is not ABSENT:
             scope[node.name] = outer
@@ -1279,34 +1279,18 @@ def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -
     return resolved_runner(world, request, runner)
 
 
-PARTS: dict[int, tuple[ast.AST, Any]] = {}
-
-
-def runner_part(key: int, node: ast.FunctionDef) -> Any:
-    """The code of what a function says of the runner, made once for all questions of a batch."""
-    if key not in PARTS:
-        part = Slice(node, {RUNNER}, {RUNNER, "quantization"})
-        arguments = copy.copy(node.args)
-        arguments.defaults, arguments.kw_defaults = [], [None] * len(arguments.kwonlyargs)
-        body = part.body or [ast.Pass()]
-        made = ast.copy_location(ast.FunctionDef(node.name, arguments, body, [], None), node)
-        check(without_annotations(made))
-        module = ast.fix_missing_locations(ast.Module([made], []))
-        PARTS[key] = node, compile(module, f"<part of {node.name}>", "exec")
-    return PARTS[key][1]
-
-
-SETS: dict[int, tuple[ast.AST, bool]] = {}
+def runner_part(node: ast.FunctionDef) -> Any:
+    """The code of what a function says of the runner."""
+    part = Slice(node, {RUNNER}, {RUNNER, "quantization"})
+    arguments = copy.copy(node.args)
+    arguments.defaults, arguments.kw_defaults = [], [None] * len(arguments.kwonlyargs)
+    made = ast.copy_location(ast.FunctionDef(node.name, arguments, part.body or [ast.Pass()], [], None), node)
+    check(without_annotations(made))
+    return compile(ast.fix_missing_locations(ast.Module([made], [])), f"<part of {node.name}>", "exec")
 
 
 def sets_runner(node: ast.AST) -> bool:
     """Whether a function assigns the runner, or returns one."""
-    if id(node) not in SETS:
-        SETS[id(node)] = node, _sets_runner(node)
-    return SETS[id(node)][1]
-
-
-def _sets_runner(node: ast.AST) -> bool:
     for part in ast.walk(node):
         if isinstance(part, (ast.Assign, ast.AugAssign)):
             targets = part.targets if isinstance(part, ast.Assign) else [part.target]
@@ -1340,14 +1324,16 @@ def declarations(
     order = [*(["__post_init__"] if start is not None else []), *called, *methods]
     skipped = ("add_cli_args", "from_cli_args", "_handle_a2a_moe", "_handle_deprecated_args")
     found = [
-        (server_path, methods[n], True) for n in dict.fromkeys(order) if n not in skipped and sets_runner(methods[n])
+        (server_path, methods[n], True)
+        for n in dict.fromkeys(order)
+        if n not in skipped and once(methods[n], "sets", partial(sets_runner, methods[n]))
     ]
     registered, passes = [], []
     for path in sorted(world.sources):
         if "/arg_groups/" not in path:
             continue
         for node in world.scope(path).nodes.values():
-            if not isinstance(node, ast.FunctionDef) or not sets_runner(node):
+            if not isinstance(node, ast.FunctionDef) or not once(node, "sets", partial(sets_runner, node)):
                 continue
             for decorator in node.decorator_list:
                 text = ast.unparse(decorator)
@@ -1450,10 +1436,9 @@ def choose_attention_backend(request: dict[str, Any]) -> str:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """The answer to one question: its runs or its kernel, or why it is unknown."""
     try:
-        if request.get("framework") == "vllm":
-            return {"kernels": choose_kernel(request)}
-        if request.get("framework") == "sglang":
-            return {"kernels": choose_runner(request)}
+        if "framework" in request:
+            choose = {"vllm": vllm_backend, "sglang": sglang_runner}[request["framework"]]
+            return {"kernels": with_and_without_deep_gemm(choose, request)}
         if "attention_backend" in request:
             return {"kernel": choose_attention_backend(request)}
         return {"runs": evaluate(request)}

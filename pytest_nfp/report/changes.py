@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -28,22 +28,26 @@ PREDICTORS = ("tile_roofline", "principle")
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a case: release, the map's kernel and tiles, both predictions, and the curve with its boundary.
+    """One side of a case: release, both predictions, the curve, and the map and the boundary as they are compared.
 
-    map, boundary: as they are compared; None where there is none, or the curve is not to be trusted.
+    boundary: None where there is none, or the curve is not to be trusted.
     """
 
     name: str
-    kernel: str | None = None
-    tiles: tuple[tuple[int, int, int], ...] = ()
-    predicted: dict[str, Any] | None = None
-    kind: str | None = None
-    n_max: int | None = None
-    interval: tuple[int, int | None] | None = None
-    curve: list[tuple[int, float]] = field(default_factory=list)
-    timer: str = ""
     map: KnownMap | None = None
+    predicted: dict[str, Any] | None = None
     boundary: KnownBoundary | None = None
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def tiles(self) -> Sequence[Sequence[int]]:
+        """[first, last, tile] ranges of the map; empty without one."""
+        return self.map.tiles if self.map is not None else ()
+
+    @property
+    def n_max(self) -> int | None:
+        """N_max of the curve."""
+        return self.boundary.n_max if self.boundary is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ def _pair(run: int, case: CaseRecord, before: Side | None, record: Record) -> Pa
     after = side_of(case, record.tolerance)
     if before is None:
         return Pair(run, case, None, after)
-    found = _maps(before, after)
+    found = _compared(before.map, after.map)
     moved: list[tuple[str, int, int]] = []
     undecided = ""
     if before.boundary is not None and after.boundary is not None:
@@ -91,20 +95,10 @@ def _pair(run: int, case: CaseRecord, before: Side | None, record: Record) -> Pa
     return Pair(run, case, before, after, found.tiles, found.kernel, tuple(moved), found.unknown, undecided)
 
 
-def _maps(before: Side, after: Side) -> ComparedMaps:
-    if before.map is None or after.map is None:
-        return ComparedMaps()
-    return _compared(_hashable(before.map), _hashable(after.map))
-
-
-def _hashable(known: KnownMap) -> KnownMap:
-    return replace(known, tiles=tuple(tuple(t) for t in known.tiles))
-
-
 @lru_cache(maxsize=4096)
-def _compared(before: KnownMap, after: KnownMap) -> ComparedMaps:
-    """Many cases share a map."""
-    return compare_maps(before, after)
+def _compared(before: KnownMap | None, after: KnownMap | None) -> ComparedMaps:
+    """Many cases share a map. What has none differs in nothing that can be told."""
+    return compare_maps(before, after) if before is not None and after is not None else ComparedMaps()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +114,8 @@ class Change:
 
 def side_of(case: CaseRecord, tolerance: float) -> Side:
     """A case as one side. tolerance: the epsilon of its record."""
-    g = case.granularity or {}
-    has_curve = bool(case.curve) and is_trusted(case)
-    return Side(
-        case.backend,
-        g.get("kernel"),
-        tuple((a, b, t) for a, b, t in g.get("tiles", [])),
-        case.predicted,
-        case.kind if has_curve else None,
-        case.n_max if has_curve else None,
-        case.n_max_interval if has_curve else None,
-        case.curve,
-        case.timer,
-        known_map(case),
-        known_boundary(case, tolerance) if has_curve else None,
-    )
+    boundary = known_boundary(case, tolerance) if is_trusted(case) else None
+    return Side(case.backend, known_map(case), case.predicted, boundary, case.curve)
 
 
 def _baseline_of(case: CaseRecord) -> Side | None:
@@ -142,14 +123,7 @@ def _baseline_of(case: CaseRecord) -> Side | None:
     if h is None:
         return None
     # A curve of another release is what this one may differ by: it is shown, and the judge alone holds it to anything.
-    tiles = tuple(h.tiles)
-    known = KnownMap(h.kernel, tiles, h.choice) if h.kernel is not None else None
-    boundary = None
-    if h.kind is not None and h.n_max is not None and h.n_max_interval is not None:
-        boundary = KnownBoundary(h.n_max, h.n_max_interval, h.kind, h.timer, tuple(n for n, _ in h.curve))
-    return Side(
-        h.name, h.kernel, tiles, h.predicted, h.kind, h.n_max, h.n_max_interval, h.curve, h.timer, known, boundary
-    )
+    return Side(h.name, h.known_map(), h.predicted, h.known_boundary(), h.curve)
 
 
 def pairs(runs: Sequence[Record], against: Record | None = None) -> list[Pair]:
@@ -298,4 +272,4 @@ def coverage(view: View) -> str:
 
 def interval_or_nothing(side: Side | None) -> str:
     """`[32, 47]` of a side with a boundary."""
-    return bracketed(side.interval) if side is not None and side.interval is not None else ""
+    return bracketed(side.boundary.interval) if side is not None and side.boundary is not None else ""

@@ -1,0 +1,22 @@
+"""Text that can do no harm: what would steer a terminal, a parser or a reading direction stands there as text."""
+
+from __future__ import annotations
+
+import json
+import re
+
+# In JSON text of ASCII alone: control characters, line and paragraph separators, marks and overrides of direction, byte order.
+_STEERING = re.compile(
+    r"(?<!\\)((?:\\\\)*)\\(n|r|t|b|f|u(?:00[01][0-9a-f]|007f|00[89][0-9a-f]|061c|200[b-f]|202[89a-e]|206[0-9]|feff|fff[ef]))"
+)
+
+
+def shown_text(text: str) -> str:
+    """JSON text of ASCII whose strings have such characters written as escapes."""
+    return _STEERING.sub(r"\1\\\\\2", text)
+
+
+def shown_line(text: str) -> str:
+    """One text, such as a line for a terminal."""
+    found: str = json.loads(shown_text(json.dumps(text)))
+    return found

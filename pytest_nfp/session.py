@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from pytest_nfp.verdict import (
     Verdict,
     agreement,
     changes_in_words,
+    confirmed,
     effect_in_words,
     explain,
     gate_by_boundary,
@@ -474,7 +476,9 @@ class Session:
         if case.module == "model":
             return self._judge_model(case, curve)
         figures = None if unknown else self.figures(case, granularity)
-        verdict = self._judge(case, curve, predicted, figures, granularity, unknown)
+        verdict = self._judge(
+            case, curve, predicted, figures, granularity, unknown, lambda: self._measured_again(case, granularity)
+        )
         if curve.kind == "measured":
             found = self.cases[case.id]
             self.say(f"{case.key} has n_max {found.n_max}, interval {found.n_max_interval}: {verdict.outcome}")
@@ -575,8 +579,13 @@ class Session:
         figures: Figures | None,
         granularity: Granularity | None,
         unknown: str = "",
+        again: Callable[[], Curve | None] | None = None,
     ) -> Verdict:
-        """unknown: why there is no prediction, said where nothing else could be held against the curve."""
+        """Hold a curve to what is known, note the verdict and store what --nfp-update asks for.
+
+        unknown: why there is no prediction, said where nothing else could be held against the curve. again: a second curve of
+        the case, by which a FAIL is confirmed.
+        """
         boundary = curve.boundary(self.settings.tolerance)
         if boundary is None:
             verdict = Verdict("INVALID" if curve.invalid else "UNDECIDED", curve.invalid or ("no point was measured",))
@@ -584,10 +593,23 @@ class Session:
         stored = self.baseline(case)
         # A measured boundary is held to one of the same release alone: another release is what it may differ by.
         known = stored[0].cases.get(case.key) if stored and stored[2] else None
-        verdict = judge_boundary(
-            case, curve, boundary, predicted, figures, granularity, known, self.settings.match_tolerance
+        judged = partial(
+            judge_boundary,
+            case,
+            predicted=predicted,
+            figures=figures,
+            granularity=granularity,
+            baseline=known,
+            match_tolerance=self.settings.match_tolerance,
         )
+        verdict = judged(curve, boundary)
         has_baseline = known is not None and known.measured is not None
+        is_stored = has_baseline and self.settings.update == "all"
+        if verdict.outcome == "FAIL" and curve.kind == "measured" and again is not None and not is_stored:
+            second = again()
+            found = second.boundary(self.settings.tolerance) if second is not None else None
+            if second is not None and found is not None:
+                verdict = confirmed(verdict, judged(second, found), found)
         verdict = self._require_baseline(verdict, has_baseline)
         exact = stored if stored and stored[2] else None
         is_sure = not curve.invalid and not boundary.undecided
@@ -686,6 +708,20 @@ class Session:
             return recordings.recorded_curve(case), Verdict("PASS")
         except recordings.NoRecording as reason:
             return None, Verdict("SKIPPED", (f"{absent}; {reason}" if absent else str(reason),))
+
+    def _measured_again(self, case: Case, granularity: Granularity | None) -> Curve | None:
+        """A second curve of a case that failed, with fresh inputs and weights; None where there is none."""
+        self.say(f"{case.key}: FAIL; measured once more to confirm it")
+        device = self._measuring(case.gpu)
+        try:
+            with time_limit(self.settings.case_timeout):
+                return self._curve(case, granularity)[0]
+        except TooLong as reason:
+            self.say(f"{case.key}: not confirmed: {reason}")
+            return None
+        finally:
+            if device is not None:
+                device.clean()
 
     def _with_what_it_saw(self, case: Case, curve: Curve, prepared: backends.Prepared, device: Device) -> Curve:
         """The curve with what its forwards tell of themselves, before they are given up."""

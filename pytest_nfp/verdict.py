@@ -263,6 +263,18 @@ def judge_boundary(
     return Verdict(worst(outcomes), tuple(reasons), tuple(held))
 
 
+def confirmed(first: Verdict, second: Verdict, boundary: Boundary) -> Verdict:
+    """A FAIL that a second measurement repeats; UNDECIDED where it does not, since then the machine has changed, not N_max.
+
+    boundary: of the second measurement.
+    """
+    n_max = f"measured once more, N_max is {interval_in_words(boundary)}"
+    if second.outcome == "FAIL":
+        return replace(first, reasons=(*first.reasons, f"{n_max}: confirmed"))
+    why = second.reasons[0] if second.outcome == "INVALID" else "this machine has several states"
+    return Verdict("UNDECIDED", (f"not confirmed: {n_max}, which does not fail ({why})", *first.reasons))
+
+
 def _is_capped(boundary: Boundary, curve: Curve) -> bool:
     """Whether the kernel refuses to go on past N_max: nothing that was measured lies between."""
     refused = [n for n in boundary.refused if n > boundary.n_max]

@@ -19,6 +19,7 @@ from pytest_nfp.catalog import UnknownName
 from pytest_nfp.devices import Forward
 from pytest_nfp.files import FileError, read_yaml
 from pytest_nfp.granularity import artifacts, granularity_of
+from pytest_nfp.measure import Curve
 from pytest_nfp.predict import datasheet, predict_case
 from pytest_nfp.session import Session, positions_to_measure, reach_of
 from pytest_nfp.settings import Settings
@@ -228,6 +229,52 @@ def test_a_measured_baseline_holds_the_spread_of_its_runs(monkeypatch: pytest.Mo
     v = simulated(monkeypatch, [other], tmp_path).check_boundary(DENSE)
     assert v.outcome == "UNDECIDED"
     assert any("the baseline's own runs gave N_max 4, 16" in r for r in v.reasons)
+
+
+def steady_baseline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A stored boundary of 16 whose own runs agree."""
+    s = simulated(monkeypatch, [Simulated(staircase(16))], tmp_path, update="missing")
+    s.check_boundary(DENSE)
+    s.write_baselines()
+
+
+def test_a_fail_that_a_second_measurement_repeats_is_confirmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Twice 4 where the baseline has 16: FAIL, and the reasons say that it was measured once more."""
+    steady_baseline(monkeypatch, tmp_path)
+    v = simulated(monkeypatch, [Simulated(staircase(4))], tmp_path).check_boundary(DENSE)
+    assert v.outcome == "FAIL"
+    assert "measured once more, N_max is 4: confirmed" in v.reasons
+
+
+def test_a_fail_that_does_not_come_back_is_undecided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """4, then 16 with fresh inputs and weights: the machine has two states, and both are told."""
+    steady_baseline(monkeypatch, tmp_path)
+    machines = [Simulated(staircase(4)), Simulated(staircase(16))]
+    v = simulated(monkeypatch, machines, tmp_path).check_boundary(DENSE)
+    assert v.outcome == "UNDECIDED"
+    assert (
+        v.reasons[0]
+        == "not confirmed: measured once more, N_max is 16, which does not fail (this machine has several states)"
+    )
+    assert any("N_max shrank against the baseline: 16 to 4" in r for r in v.reasons)
+
+
+def test_a_fail_of_which_the_second_measurement_can_not_be_trusted_is_undecided(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Drift in the second run: its reason stands in the place of a confirmation."""
+    steady_baseline(monkeypatch, tmp_path)
+    s = simulated(monkeypatch, [Simulated(staircase(4))], tmp_path)
+
+    def drifted(case: Case, granularity: object) -> Curve:
+        curve, _ = s._curve(DENSE, None)
+        assert curve is not None
+        return replace(curve, invalid=("T(N0) drifted",))
+
+    monkeypatch.setattr(s, "_measured_again", drifted)
+    v = s.check_boundary(DENSE)
+    assert v.outcome == "UNDECIDED"
+    assert "(T(N0) drifted)" in v.reasons[0]
 
 
 def test_a_clock_that_falls_is_measured_again_with_rests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ BATCHES = (1, 2, 4)
 """A GEMM's boundary is judged from the rows of one position of so many requests."""
 FIRST = 3
 """Curves after which a machine that lets none of them be trusted is given up."""
-MIN_COVERED = 0.8
-"""Share of the held-out curves whose measured N_max must lie in the interval that a 95% spread gives; else the kernel is unpredictable."""
+MIN_WITHIN_ONE_STEP = 0.8
+"""Share of the held-out curves whose N_max must be predicted within one grid step; else the kernel is unpredictable."""
 
 
 def identity_slug(identity: dict[str, Any]) -> str:
@@ -137,10 +137,10 @@ def figures(device: Device, kernel: str, dtype: str, folder: Path, seed: int, sa
 def figures_of(mine: Fitted, peaks: Fitted, path: Path) -> Figures:
     """A kernel's calibration as the predictors take it. path: of the file that holds it."""
     cause = ""
-    if mine.covered < MIN_COVERED:
+    if mine.within_one_step < MIN_WITHIN_ONE_STEP:
         cause = (
-            f"on shapes that were held out its interval of 95% holds the measured N_max of {mine.covered:.0%} of the curves, at"
-            f" least {MIN_COVERED:.0%} are asked for; T is off by {mine.error:.0%} in the median"
+            f"N_max of {mine.within_one_step:.0%} of the held-out curves is predicted within one step, at least"
+            f" {MIN_WITHIN_ONE_STEP:.0%} are asked for; T is off by {mine.error:.0%} in the median"
         )
     basis = (
         f"calibrated on {mine.curves} measured curves of {mine.shapes} other shapes, {mine.error:.1%} median error on"

@@ -144,6 +144,30 @@ def test_the_spread_is_that_near_the_boundary_and_its_interval_covers() -> None:
     assert found.covered((1.0, 1.0)) < 1.0
 
 
+def test_a_machines_own_spread_is_widened_until_it_covers_its_curves() -> None:
+    """One curve of eighteen is predicted to leave the tolerance at once, too far out for the spread of the points to see it."""
+    odd = joined()[0].curve.shape
+
+    def predict(j: Joined) -> list[float]:
+        grows = 2.5 if j.curve.shape == odd else 1.3
+        return [p.latency_us * (grows if p.positions > j.curve.base else 1) for p in j.curve.points]
+
+    held_out = fit.judge(joined(), predict)
+    few, many = held_out.spread
+    wide_few, wide_many = held_out.covering_spread
+    assert held_out.covered(held_out.spread) < 0.95
+    assert held_out.covered(held_out.covering_spread) >= 0.95
+    assert wide_few <= min(few, 1.0) and wide_many >= max(many, 1.0)
+
+
+def test_a_spread_that_covers_is_not_widened() -> None:
+    """Predictions 5% too high everywhere: the interval reaches from there to what was predicted, no farther."""
+    found = fit.judge(
+        joined(), lambda j: [p.latency_us * (1.05 if p.positions > j.curve.base else 1) for p in j.curve.points]
+    )
+    assert found.covering_spread == (1.0, 1.05)
+
+
 def test_the_catalogs_calibrations_say_how_good_they_are() -> None:
     """Every one with its source, hash, curves and cross-validated error; none without cross-validation."""
     found = CalibrationsFile.model_validate(yaml.safe_load(CALIBRATIONS.read_text())).calibrations

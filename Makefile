@@ -1,12 +1,13 @@
 # make certify   a real answer about this machine, then about recorded H200 curves: reports/index.html
 # make test      the project's own tests, lint and types
 # make canary    what the newest releases on the package index can no longer be asked: for a schedule, never for CI
+# make fuzz      hostile files against every reader, ten minutes each
 # make test-vllm the tests and suites that run vLLM's CPU build, in an environment of its own (3.4 GB)
 PYTHON ?= python3
 BIN := .venv/bin
 CERTIFY_BACKENDS := --nfp-backend=vllm==0.24.0 --nfp-backend=sglang==0.5.14
 
-.PHONY: certify test test-vllm canary lint browser gallery bench clean
+.PHONY: certify test test-vllm canary fuzz lint browser gallery bench clean
 .DEFAULT_GOAL := certify
 
 $(BIN)/python:
@@ -54,6 +55,10 @@ gallery: .venv/.dev browser
 test-vllm: .venv/.dev .venv-vllm/.installed
 	NFP_VLLM_PYTHON=$(abspath .venv-vllm/bin/python) $(BIN)/python -m pytest tests -q -m vllm
 	.venv-vllm/bin/python -m pytest suites --nfp-gpu=cpu --nfp-backend=vllm --nfp-protocol=quick -q
+
+# Hostile files, ten minutes a reader; what breaks one is kept under tests/fuzz/seeds.
+fuzz: .venv/.dev
+	$(BIN)/python -m tests.fuzz
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

@@ -16,20 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nfp import records
-from pytest_nfp.files import FileError
+from pytest_nfp.escaping import Shown
+from pytest_nfp.files import FileError, parse_json
 from pytest_nfp.records import CaseRecord, Record
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
 PAYLOAD = "application/vnd.in-toto+json"
 CERTIFICATE = "https://pytest-nfp/certificate/1"
-DAYS = 180
+DAYS, MOST_DAYS = 180, 400
+"""That a certificate holds where nothing else is asked for, and at the most."""
+FIELDS = {"_type", "subject", "predicateType", "predicate"}
+SUBJECT_FIELDS, VALIDITY_FIELDS = {"name", "digest"}, {"notBefore", "notAfter"}
 """How long a certificate holds: drivers and frameworks move faster than hardware."""
 KEY_VARIABLE = "NFP_SIGNING_KEY"
 MISSING = "certificates need securesystemslib and cryptography: pip install 'pytest-nfp[certificates]'"
 
 
-class Refused(Exception):
+class Refused(Shown):
     """A certificate that is not made, or not believed; the message says why."""
 
 
@@ -101,6 +105,8 @@ def why_not(case: CaseRecord) -> str:
 
 def statement_of(record: Record, name: str, digest: str, now: datetime, days: int = DAYS) -> dict[str, Any]:
     """The Statement over a record's file. Raises Refused where nothing of it can be certified."""
+    if days > MOST_DAYS:
+        raise Refused(f"{days} days are more than the {MOST_DAYS} that a certificate may hold")
     if record.partial:
         raise Refused("this run was interrupted: certify a whole one (--nfp-resume goes on where it stopped)")
     predicate = predicate_of(record)
@@ -159,7 +165,7 @@ def verify(path: Path, record_path: Path | None, public_key: Path | None, now: d
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: can't be read: {error}") from error
     try:
-        envelope = library.Envelope.from_dict(json.loads(text))
+        envelope = library.Envelope.from_dict(parse_json(text))
         is_ours = _text(envelope) == text
     except Exception as error:  # whatever a broken envelope makes the library raise
         raise Refused(f"not a DSSE envelope: {error}") from error
@@ -209,7 +215,7 @@ def _check_signature(envelope: Any, public_key: Path | None) -> bool:
 def _parsed(payload: bytes) -> dict[str, Any]:
     """Raises Refused for a Statement of another kind."""
     try:
-        statement = json.loads(payload)
+        statement = parse_json(payload)
         kinds = statement["_type"], statement["predicateType"], statement["predicate"]["nfp"]["schema"]
         subject = statement["subject"]
         name, _ = subject[0]["name"], subject[0]["digest"]["sha256"]
@@ -219,6 +225,15 @@ def _parsed(payload: bytes) -> dict[str, Any]:
         raise Refused(f"a foreign statement: it lacks {error}") from error
     if kinds != (STATEMENT, PREDICATE, CERTIFICATE) or len(subject) != 1:
         raise Refused(f"a foreign statement: {', '.join(map(str, kinds))}")
+    parts = {
+        "the statement": (statement, FIELDS),
+        "its subject": (subject[0], SUBJECT_FIELDS),
+        "its validity": (statement["predicate"]["nfp"].get("validity"), VALIDITY_FIELDS),
+    }
+    for part, (held, fields) in parts.items():
+        if not isinstance(held, dict) or set(held) != fields:
+            more = ", ".join(sorted(set(held) ^ fields)) if isinstance(held, dict) else "all of it"
+            raise Refused(f"{part} has other fields than were written: {more}")
     found: dict[str, Any] = statement
     return found
 
@@ -241,6 +256,10 @@ def _check_claims(statement: Mapping[str, Any], record: Record, now: datetime) -
         is_over, is_to_come = now > ends, now < begins
     except (ValueError, LookupError, TypeError) as error:
         raise Refused(f"its validity can't be read: {error}") from error
+    if ends - begins > timedelta(days=MOST_DAYS):
+        raise Refused(
+            f"it says that it holds for {(ends - begins).days} days; no certificate may for more than {MOST_DAYS}"
+        )
     if is_over:
         raise Refused(f"expired: it held until {validity['notAfter']}")
     if is_to_come:

@@ -20,3 +20,18 @@ def shown_line(text: str) -> str:
     """One text, such as a line for a terminal."""
     found: str = json.loads(shown_text(json.dumps(text)))
     return found
+
+
+LONGEST_MESSAGE = 4000
+"""Characters of an error's message: what it quotes may be a file's."""
+
+
+class Shown(Exception):
+    """An error whose message may quote what others wrote: shown without what would steer a terminal, and not without end."""
+
+    def __str__(self) -> str:
+        lines = [shown_line(line) for line in super().__str__().split("\n")]
+        text = "\n".join(
+            line if len(line) <= LONGEST_MESSAGE // 2 else f"{line[: LONGEST_MESSAGE // 2]} ..." for line in lines
+        )
+        return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]} ..."

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_nfp.escaping import Shown
+
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from pydantic import BaseModel, ValidationError
 
     Model = TypeVar("Model", bound=BaseModel)
 
 
-class FileError(Exception):
+MOST_PROBLEMS, LONGEST_VALUE = 10, 60
+"""Problems of one file that a message has, and characters of a value in it."""
+
+
+class FileError(Shown):
     """A file that can't be used; the message says which, where and what to do."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON as everybody reads it. Raises ValueError: for what is none, nests too deeply, or has a name twice in one object."""
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(n for n in names if names.count(n) > 1)
+        raise ValueError(f"the name {twice!r} stands twice in one object: readers differ in which of them counts")
+    return found
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -43,6 +67,8 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
         raise FileError(f"{path}: can't be read: {error}") from error
     try:
         data = yaml.safe_load(text)
+    except (RecursionError, OverflowError) as error:
+        raise FileError(f"{path}: broken YAML: {error}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{mark.line + 1}" if mark else "?"
@@ -53,10 +79,10 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         problems = [
             f"{path}:{_line(root, e['loc'])}: {'.'.join(str(p) for p in e['loc']) or 'file'}: {e['msg']}"
-            + ("" if e["type"] == "missing" or isinstance(e["input"], dict | list) else f" (got {e['input']!r})")
-            for e in error.errors(include_url=False)
+            + ("" if e["type"] == "missing" or isinstance(e["input"], dict | list) else f" (got {_short(e['input'])})")
+            for e in error.errors(include_url=False)[:MOST_PROBLEMS]
         ]
-        raise FileError("\n".join(problems)) from error
+        raise FileError("\n".join([*problems, *_further(error)])) from error
 
 
 def read_json(path: Path, model: type[Model]) -> Model:
@@ -68,8 +94,19 @@ def read_json(path: Path, model: type[Model]) -> Model:
     except OSError as error:
         raise FileError(f"{path}: can't be read: {error}") from error
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors(include_url=False)]
-        raise FileError("\n".join(f"{path}: {problem}" for problem in problems)) from error
+        found = error.errors(include_url=False)[:MOST_PROBLEMS]
+        problems = [f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in found]
+        raise FileError("\n".join([*problems, *_further(error)])) from error
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} ..."
+
+
+def _further(error: ValidationError) -> list[str]:
+    more = error.error_count() - MOST_PROBLEMS
+    return [f"and {more} more like these"] if more > 0 else []
 
 
 def _line(node: Any, location: tuple[int | str, ...]) -> int:

@@ -10,16 +10,18 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from pytest_nfp import records
-from pytest_nfp.files import FileError, write_atomically
+from pytest_nfp.files import FileError, parse_json, write_atomically
 from pytest_nfp.records import CaseRecord, Record
 
-NAME = "journal.jsonl"
+NAME, BEFORE = "journal.jsonl", "journal.before.jsonl"
 KINDS = ("run", "machine", "case", "update")
 DEFAULTS: dict[str, Any] = {"tolerance": 0.2, "match_tolerance": 0.15, "protocol": "adaptive", "seed": 0}
 """What a journal of an older release may not say of its run."""
@@ -38,8 +40,9 @@ class Past:
 class Journal:
     """Appends to a file, one flushed line at a time. A new run begins a new file, with what it resumes from."""
 
-    def __init__(self, path: Path, run: Mapping[str, Any], past: Past) -> None:
+    def __init__(self, path: Path, run: Mapping[str, Any], past: Past, lock: FileLock | None = None) -> None:
         self.path = path
+        self._lock = lock
         self._machines = set(past.machines)
         # What an earlier run measured is in place before its file can be lost: both may be the same.
         lines: list[tuple[str, Any]] = [("run", dict(run))]
@@ -63,11 +66,32 @@ class Journal:
     def close(self) -> None:
         """The run has ended."""
         self._file.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def _line(self, kind: str, data: Any) -> None:
         self._file.write(_text(kind, data))
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def begin(folder: Path, run: Mapping[str, Any], past: Past, resumed: Path | None) -> Journal:
+    """The journal of a run that begins. One of an earlier run that this one does not go on after is kept under another name.
+
+    Two runs in one folder have a journal each. Raises OSError where the folder can't be written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        path = folder / (NAME if number == 1 else f"journal-{number}.jsonl")
+        lock = FileLock(path.with_name(f".{path.name}.lock"))
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:  # Another run writes it now.
+            continue
+        break
+    if path.exists() and not (resumed is not None and resumed.exists() and resumed.samefile(path)):
+        path.replace(path.with_name(BEFORE))
+    return Journal(path, run, past, lock)
 
 
 def _text(kind: str, data: Any) -> str:
@@ -91,7 +115,7 @@ def read(path: Path) -> Past:
         if not line:
             continue
         try:
-            ((kind, data),) = json.loads(line).items()
+            ((kind, data),) = parse_json(line).items()
             if kind not in KINDS or not isinstance(data, dict):
                 raise ValueError(f"a line is one of {', '.join(KINDS)}")
             if kind == "run":
@@ -103,7 +127,7 @@ def read(path: Path) -> Past:
                 past.cases[case.id] = records.merge_case(past.cases.get(case.id), case)
             else:
                 updates.append(data)
-        except (ValueError, ValidationError, AttributeError, KeyError) as error:
+        except (ValueError, ValidationError, AttributeError, KeyError, TypeError) as error:
             if number == len(lines):  # Without its line end: the run was killed while it wrote this.
                 continue
             raise FileError(f"{path}:{number}: not a line of a journal: {str(error).splitlines()[0]}") from error

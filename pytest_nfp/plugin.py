@@ -259,6 +259,38 @@ class Controller:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._journal: Journal | None = None
+        self._has_begun = False
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """The journal is there before the first case, so that a run that is killed in it can be told from none."""
+        if not session.config.option.collectonly and any(
+            "nfp" in getattr(i, "fixturenames", ()) for i in session.items
+        ):
+            self._begin()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self) -> None:
+        """The same where workers collect: what they run is not known here, whether an option was given is."""
+        if settings.is_used(self._config):
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        session = _session(self._config)
+        folder = _journal_folder(self._config, session)
+        if folder is None:
+            return
+        from pytest_nfp.journal import begin
+
+        try:
+            self._journal = begin(
+                folder, session.run_settings() | session.made_by(), session.past, session.settings.resume
+            )
+            session.journal_path = self._journal.path
+        except OSError as error:
+            session.trouble.append(f"there is no journal, so a run that is killed loses what it measured: {error}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A test has ended, here or in a worker."""
@@ -268,11 +300,7 @@ class Controller:
         session = _session(self._config)
         if hasattr(report, "node"):  # It comes from a worker.
             session.absorb(collected)
-        if self._journal is None and (folder := _journal_folder(self._config, session)) is not None:
-            from pytest_nfp.journal import NAME, Journal
-
-            self._journal = Journal(folder / NAME, session.run_settings() | session.made_by(), session.past)
-            session.journal_path = self._journal.path
+        self._begin()
         if self._journal is not None:
             try:
                 self._journal.append(collected)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from pytest_nfp.cases import read_key
 from pytest_nfp.comparison import KnownBoundary, KnownMap
-from pytest_nfp.files import FileError, write_atomically
+from pytest_nfp.files import FileError, parse_json, write_atomically
 from pytest_nfp.granularity import UNKNOWN
 from pytest_nfp.verdict import Outcome, worst
 
@@ -313,7 +313,7 @@ def write(path: Path, record: Record) -> None:
 def read(path: Path) -> Record:
     """A record from a file, one of schema 1 as it would be now. Raises FileError with file and field."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: can't be read: {error}") from error
     except ValueError as error:

@@ -35,7 +35,7 @@ from pytest_nfp.devices import Device, Reading, as_it_is, detect, find_device
 from pytest_nfp.devices.lock import TooLong, device_lock, time_limit
 from pytest_nfp.executed import Executed
 from pytest_nfp.files import FileError
-from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, check_release, granularity_of
+from pytest_nfp.granularity import Granularity, RuleUnknown, artifacts, check_release, evaluator, granularity_of
 from pytest_nfp.journal import Past
 from pytest_nfp.measure import PROTOCOLS, Curve, composition, sweep, trust
 from pytest_nfp.measure.sweep import Interrupted
@@ -99,6 +99,7 @@ class Session:
     written_reports: list[Path] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    trouble_said: list[str] = field(default_factory=list)
     _fresh: dict[str, None] = field(default_factory=dict)
     _fresh_updates: dict[tuple[str, Backend, str], None] = field(default_factory=dict)
     _granularity: dict[Case, Granularity | RuleUnknown] = field(default_factory=dict)
@@ -116,6 +117,7 @@ class Session:
 
     def check_names(self) -> None:
         """Raise UnknownName or FileError for anything given that does not exist, before anything runs."""
+        evaluator.trust_archives(self.settings.trust_artifacts)
         self.gpus()
         for name in self.settings.model:
             catalog.model(name)
@@ -351,6 +353,9 @@ class Session:
                 self._granularity[same] = granularity_of(case, self.settings.artifacts)
             except RuleUnknown as reason:
                 self._granularity[same] = reason
+            if (missing := evaluator.missing_walls()) and missing not in self.trouble_said:
+                self.trouble_said.append(missing)
+                self.say(f"warning: {missing}")
         found = self._granularity[same]
         if isinstance(found, RuleUnknown):
             raise found

@@ -180,6 +180,13 @@ OPTIONS = (
     Option("report", None, Path, "folder for reports: DIR/<gpu>/index.html and record.json"),
     Option("artifacts", None, Path, "folder of wheels and source archives to read granularity rules from"),
     Option(
+        "trust-artifacts",
+        False,
+        _yes,
+        "evaluate rules of that folder on a machine that can't confine them too (no Landlock, no seccomp)",
+        flag=True,
+    ),
+    Option(
         "resume",
         None,
         Path,
@@ -220,6 +227,7 @@ class Settings:
     update: Update | None = None
     report: Path | None = None
     artifacts: Path | None = None
+    trust_artifacts: bool = False
     resume: Path | None = None
     case_timeout: float = 1800.0
     seed: int = 0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 from pytest_nfp.files import FileError
 from pytest_nfp.principle.routing import Replay, Routing, check_routing
 
 TRACE = "trace:"
+
+
+WHOLE = re.compile(r" *[0-9]{1,9} *")
 
 
 def parse_routing(text: str) -> Routing:
@@ -33,9 +37,9 @@ def read_trace(path: Path) -> Replay:
         raise FileError(f"{path}: can't be read: {error}") from error
     tokens: list[tuple[int, ...]] = []
     for number, row in enumerate(rows, 1):
-        if not row or (number == 1 and not row[0].strip().isdigit()):
+        if not row or (number == 1 and not WHOLE.fullmatch(row[0])):
             continue
-        if not all(cell.strip().isdigit() for cell in row):
+        if not all(WHOLE.fullmatch(cell) for cell in row):
             raise FileError(f"{path}:{number}: not a token and its experts as whole numbers: {','.join(row)[:60]!r}")
         experts = tuple(int(cell) for cell in row[1:])
         if not experts or len(set(experts)) < len(experts):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -151,6 +152,42 @@ def test_a_statement_that_says_too_much_or_is_another_is_refused(
         certificate.verify(path, None, public, NOW)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda text: text.replace('"_type"', '"_type":"x","_type"', 1), "stands twice in one object"),
+        (
+            lambda text: text.replace('"_type"', '"more":1,"_type"', 1),
+            "the statement has other fields than were written: more",
+        ),
+        (
+            lambda text: text.replace('"name":"record.json"', '"more":1,"name":"record.json"', 1),
+            "its subject has other fields than were written: more",
+        ),
+        (
+            lambda text: text.replace('"notAfter"', '"more":1,"notAfter"', 1),
+            "its validity has other fields than were written: more",
+        ),
+        (lambda text: re.sub(r'"notAfter":"20..', '"notAfter":"2029', text), "no certificate may for more than 400"),
+    ],
+)
+def test_a_statement_that_readers_may_read_apart_is_refused(
+    made: tuple[Path, Path], tmp_path: Path, change: Callable[[str], str], reason: str
+) -> None:
+    """A name twice, fields that nobody wrote, a validity beyond what any may have: even where no signature could tell."""
+    envelope = json.loads(made[0].read_text())
+    payload = change(base64.b64decode(envelope["payload"]).decode())
+    path = tmp_path / "certificate.json"
+    envelope = {
+        "payload": base64.b64encode(payload.encode()).decode(),
+        "payloadType": envelope["payloadType"],
+        "signatures": [],
+    }
+    path.write_text(json.dumps(envelope, indent=1) + "\n")
+    with pytest.raises(Refused, match=reason):
+        certificate.verify(path, made[0].parent / "record.json", None, NOW)
+
+
 def test_another_key_no_key_and_no_signature_are_refused(made: tuple[Path, Path], tmp_path: Path) -> None:
     """Each with its reason; an unsigned one without a key agrees with its record, and nobody vouches for it."""
     path, _ = made
@@ -221,12 +258,13 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     assert main(["verify", str(tmp_path / "certificate.json"), "--public-key", str(public)]) == 0
     assert "h200-vllm==1-\\u001b[2Ja: n_max 512 [512, 767]" in capsys.readouterr().out
     assert main(["certify", str(path), "--days", "99999999"]) == 1
-    assert "is no date" in capsys.readouterr().out
+    assert "more than the 400 that a certificate may hold" in capsys.readouterr().out
     own.chmod(0o640)
     assert main(["certify", str(path), "--key", str(own)]) == 1
     assert "others can read this key (mode 640): chmod 600" in capsys.readouterr().out
     assert main(["certify", str(path)]) == 0
     assert main(["verify", str(tmp_path / "certificate.json")]) == 3
+    assert "its dates and name are not protected" in capsys.readouterr().out
     monkeypatch.setenv("NFP_SIGNING_KEY", own.read_text())
     assert main(["certify", str(path)]) == 0
     assert main(["verify", str(tmp_path / "certificate.json"), "--public-key", str(public)]) == 0

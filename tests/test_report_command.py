@@ -64,7 +64,7 @@ def test_a_run_that_was_killed_is_rendered_as_partial(pytester: Pytester, capsys
             '{"schema": "https://pytest-nfp/record/3", "tool": "pytest-nfp 9"}',
             "record/3', written by pytest-nfp 9",
         ),
-        ("empty.jsonl", "", "no case was finished"),
+        ("empty.jsonl", "", "that run ended before its first case did; run it again"),
     ],
 )
 def test_what_is_no_record_is_named(

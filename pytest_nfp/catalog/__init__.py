@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pytest_nfp.files import FileError, read_yaml
+from pytest_nfp.escaping import Shown
+from pytest_nfp.files import FileError, parse_json, read_yaml
 
 Positive = Annotated[int, Field(gt=0)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -23,7 +24,7 @@ CONFIGS = FOLDER / "configs"
 """Config.json files of catalog models, as their engines read them."""
 
 
-class UnknownName(Exception):
+class UnknownName(Shown):
     """A GPU, model, backend or release that is not known; the message lists near matches and how to add one."""
 
 
@@ -352,12 +353,12 @@ def model_from_config(path: Path) -> Model:
     Raises FileError naming the file and the field.
     """
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: can't be read: {error}") from error
     except json.JSONDecodeError as error:
         raise FileError(f"{path}:{error.lineno}: broken JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:  # A number of thousands of digits, or lists in lists without end.
+    except ValueError as error:  # A number of thousands of digits, lists in lists without end, a name twice.
         raise FileError(f"{path}: broken JSON: {error}") from error
     if not isinstance(config, dict):
         raise FileError(f"{path}:1: a config.json holds an object, this one a {type(config).__name__}")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.cli import baselines, calibrate, canary, certify, deploy, granularity, judge, predict, report, upgrade
 from pytest_nfp.files import FileError
-from pytest_nfp.granularity import RuleUnknown
+from pytest_nfp.granularity import RuleUnknown, evaluator
 from pytest_nfp.recordings.errors import NoRecording
 
 EXIT_BAD_INPUT = 2
@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (predict, deploy, granularity, upgrade, judge, report, certify, baselines, calibrate, canary):
         command.add(commands)
     given = parser.parse_args(arguments)
+    evaluator.trust_archives(getattr(given, "trust_artifacts", False))
     try:
         code: int = given.run(given)
     except (UnknownName, FileError, NoRecording, RuleUnknown, ValueError) as error:
@@ -34,4 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `nfp ... | head` has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    finally:
+        if missing := evaluator.missing_walls():
+            print(f"nfp {given.command}: warning: {missing}", file=sys.stderr)
     return code

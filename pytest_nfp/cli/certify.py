@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
         metavar="FILE",
         help="Ed25519 private key in PEM, readable by you alone (default: NFP_SIGNING_KEY)",
     )
-    p.add_argument("--days", type=options.positive, help="days that it holds (default 180)")
+    p.add_argument("--days", type=options.positive, help="days that it holds (default 180, at most 400)")
     p.add_argument(
         "-o",
         "--output",
@@ -89,6 +89,8 @@ def run_verify(given: argparse.Namespace) -> int:
         return REFUSED
     predicate = statement["predicate"]
     nfp = predicate["nfp"]
+    if not is_signed:
+        print("its dates and name are not protected: whoever has the file can write others (--key signs)")
     print(
         f"{'holds' if is_signed else 'agrees with its record, but is not signed'} until {nfp['validity']['notAfter']}"
     )

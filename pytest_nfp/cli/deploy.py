@@ -13,7 +13,7 @@ from typing import Any
 from pytest_nfp import catalog, compose
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.cli import workload
-from pytest_nfp.cli.options import positive, routing
+from pytest_nfp.cli.options import positive, routing, with_walls
 from pytest_nfp.lookup import GPUS, SETUP, future, lookup
 from pytest_nfp.predict import Predicted
 from pytest_nfp.principle import active_experts
@@ -158,7 +158,7 @@ def check(given: argparse.Namespace) -> int:
         answer["utilisation"] = round(given.accepted / roofline.n_max, 3)
         answer["speedup"] = round(given.accepted * t1 / t, 3)
     if given.json:
-        print(json.dumps(answer, indent=1))
+        print(json.dumps(with_walls(answer), indent=1))
     else:
         _print_check(given, answer, said, workload.notes(model, on, composed))
     return {"near-free": 0, "not near-free": 1, "undecided": 3}[outcome]
@@ -249,7 +249,7 @@ def cost_table(given: argparse.Namespace) -> int:
         "parallel": workload.value(given, "parallel"),
         "missing": list(missing),
     }
-    print(json.dumps(head | {"points": rows}, indent=1))
+    print(json.dumps(with_walls(head | {"points": rows}), indent=1))
     return 0
 
 
@@ -334,7 +334,7 @@ def _grid(given: argparse.Namespace) -> int:
             )
     if given.json:
         head = {"kind": kind, "gpu": given.gpu, "model": given.model, "notes": notes}
-        print(json.dumps(head | {"cells": cells}, indent=1))
+        print(json.dumps(with_walls(head | {"cells": cells}), indent=1))
         return 0
     print(f"{given.model} on {catalog.gpu(given.gpu).title}: {kind} N_max and what limits it")
     rows = [["L", "b", "N0", "N_idle", "principle", "tile roofline"]]

@@ -70,7 +70,7 @@ def run(given: argparse.Namespace) -> int:
     except RuleUnknown as reason:
         found = _from_table(query, reason)
     if given.json:
-        print(json.dumps(as_json(found), indent=1))
+        print(json.dumps(options.with_walls(as_json(found)), indent=1))
     else:
         print("\n".join(in_words(found)))
     return 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
+from typing import Any
 
 from pytest_nfp import catalog
 from pytest_nfp.cases import Backend, parse_backend
 from pytest_nfp.catalog import Gpu, Model, UnknownName
-from pytest_nfp.granularity import artifacts, check_release
+from pytest_nfp.granularity import artifacts, check_release, evaluator
 from pytest_nfp.parallel import Parallel, on_rank
 from pytest_nfp.principle.routing import Routing
 from pytest_nfp.traces import parse_routing
@@ -24,8 +25,19 @@ def positive(text: str) -> int:
 
 
 def add_artifacts(parser: argparse.ArgumentParser) -> None:
-    """--artifacts."""
+    """--artifacts and --trust-artifacts."""
     parser.add_argument("--artifacts", type=Path, help="folder of wheels and source archives to read rules from")
+    parser.add_argument(
+        "--trust-artifacts",
+        "--nfp-trust-artifacts",
+        action="store_true",
+        help="evaluate rules of that folder on a machine that can't confine them too (no Landlock, no seccomp)",
+    )
+
+
+def with_walls(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer for --json with the walls around the rules behind it: "" where a wall stood, else why not."""
+    return answer | {"walls": evaluator.walls()}
 
 
 def day(text: str) -> datetime:

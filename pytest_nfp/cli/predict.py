@@ -125,7 +125,7 @@ def run(given: argparse.Namespace) -> int:
         },
     }
     if given.json:
-        print(json.dumps(answer, indent=1))
+        print(json.dumps(options.with_walls(answer), indent=1))
         return 0
     idle = "unbounded" if answer["n_idle"] is None else f"{answer['n_idle']:.1f}"
     print(f"{model.name} on {catalog.gpu(on.gpu).title}, b={on.batch}, L={on.context}, N0={composed.base}")

@@ -93,5 +93,5 @@ def _records(path: Path) -> list[Any]:
         return [records.read(path)]
     found = journal.records_of(journal.read(path))
     if not found:
-        raise FileError(f"{path}: no case was finished in that run")
+        raise FileError(f"{path}: that run ended before its first case did; run it again")
     return found

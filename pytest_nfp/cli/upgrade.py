@@ -120,7 +120,7 @@ def run_diff(given: argparse.Namespace) -> int:
         [c for c in found if not c.is_changed and not c.unknown and c.parameters],
     )
     if given.json:
-        print(json.dumps(_diff_json(told), indent=1))
+        print(json.dumps(options.with_walls(_diff_json(told)), indent=1))
     elif given.markdown:
         print("\n".join(_markdown(told)))
     else:
@@ -297,7 +297,8 @@ def run_bisect(given: argparse.Namespace) -> int:
     if given.json:
         changes = [{"release": _after(c).release} | as_json(c) for c in found.changes]
         unknown = [{"release": release, "reason": reason} for release, reason in found.unknown]
-        print(json.dumps({"changes": changes, "unknown": unknown, "read": found.read}, indent=1))
+        answer = {"changes": changes, "unknown": unknown, "read": found.read}
+        print(json.dumps(options.with_walls(answer), indent=1))
     else:
         print("\n".join(_bisected(found, ends)))
     if found.changes:
@@ -348,7 +349,7 @@ def run_history(given: argparse.Namespace) -> int:
             rows.append((release, side, case))
         last = state
     if given.json:
-        print(json.dumps([_history_json(*row) for row in rows], indent=1))
+        print(json.dumps([options.with_walls(_history_json(*row)) for row in rows], indent=1))
         return 0
     print(
         f"{backend.framework} {MODULE_OF[backend.framework]} {given.dtype}, {given.model} on {given.gpu}: {len(rows)} of {len(releases)} releases"

@@ -7,39 +7,33 @@ cache folder by the archive's sha256, each file written atomically, so that seve
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
 import subprocess
 import sys
-import tarfile
-import zipfile
-import zlib
+import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from importlib import metadata
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import IO
 
 from packaging.requirements import Requirement
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from pytest_nfp.files import write_atomically
+from pytest_nfp.granularity.archive_members import DAMAGED, members_of, tar_members, zip_members
 from pytest_nfp.granularity.maps import RuleUnknown
 from pytest_nfp.granularity.ranges import open_zip
 
-MAX_MEMBER_BYTES = 8 * 2**20
-MAX_WANTED_BYTES = 64 * 2**20
-MAX_ARCHIVE_BYTES = 1 << 30
-"""What is read of one file, of all wanted files of an archive, and passed over in one that has no index."""
-"""A rule or a tuned file is small; a larger member is not read."""
-
+MAX_DOWNLOAD_BYTES = 256 * 2**20
+"""Of a source archive, which has no index and is fetched whole."""
 TIMEOUT_S = 60
-DAMAGED = (OSError, EOFError, ValueError, NotImplementedError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged archive raises: broken headers, lengths, checksums, texts, unheard-of compressions."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,7 @@ def pinned_requirement(framework: str, release: str, requirement: str) -> str:
             # A range takes the newest release that it admits, as an installer would.
             fitting = exact or [r for r in known_releases(requirement) if wanted.contains(r)]
             if fitting:
-                write_atomically(cached, fitting[-1])
+                _keep(cached, fitting[-1])
                 return fitting[-1]
     raise RuleUnknown(f"{framework} {release} pins no {requirement}, by what the package index holds")
 
@@ -169,7 +163,7 @@ def _local(framework: str, release: str, wanted: re.Pattern[str], archives: Path
         raise RuleUnknown("")
     if found := _archive_of(framework, release, archives):
         path, _ = found
-        names, read = _archive_members(path, wanted)
+        names, read = members_of(path, wanted)
         with path.open("rb") as f:
             digest = hashlib.file_digest(f, "sha256").hexdigest()
         return Artifact(path.name, digest, "archive", names, read)
@@ -222,7 +216,7 @@ def _index(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact:
             reasons.append(f"{package.filename}: {reason}")
             continue
         record = {"filename": package.filename, "url": package.url, "sha256": package.sha256}
-        write_atomically(_release_file(framework, release, wanted), json.dumps(record))
+        _keep(_release_file(framework, release, wanted), json.dumps(record))
         return artifact
     raise RuleUnknown("; ".join(reasons))
 
@@ -272,7 +266,7 @@ def _remote(package: IndexFile, wanted: re.Pattern[str]) -> Artifact:
         names = session.names()
         if not any(wanted.search(n) for n in names):
             raise RuleUnknown("it holds no file with the rule")
-        write_atomically(listing, json.dumps(sorted(names)))
+        _keep(listing, json.dumps(sorted(names)))
     matching = frozenset(n for n in names if wanted.search(n))
     if not matching:
         raise RuleUnknown("it holds no file with the rule")
@@ -283,7 +277,9 @@ def _remote(package: IndexFile, wanted: re.Pattern[str]) -> Artifact:
         # The name comes from a foreign archive: its digest names the cached file, so no path can lead outside.
         cached = folder / hashlib.sha256(name.encode()).hexdigest()
         if not cached.exists():
-            write_atomically(cached, session.read(name))
+            text = session.read(name)
+            _keep(cached, text)
+            return text
         return cached.read_text(encoding="utf-8")
 
     return Artifact(package.filename, sha256, "index", matching, read)
@@ -312,6 +308,21 @@ class _Remote:
         except RemoteZipError as error:
             raise RuleUnknown(f"reading {name} from the package index failed: {error}") from error
 
+    def _fetch(self, chunks: Iterable[bytes], kept: IO[bytes]) -> None:
+        """A whole file, counted and hashed as it comes. Raises RuleUnknown for another file than the index names."""
+        digest, fetched = hashlib.sha256(), 0
+        for chunk in chunks:
+            fetched += len(chunk)
+            if fetched > MAX_DOWNLOAD_BYTES:
+                raise RuleUnknown(
+                    f"it has more than {MAX_DOWNLOAD_BYTES >> 20} MiB, more than a release of sources can have"
+                )
+            digest.update(chunk)
+            kept.write(chunk)
+        if digest.hexdigest() != self._sha256:
+            raise RuleUnknown("the download does not have the sha256 that the index gives")
+        kept.seek(0)
+
     def _open(self) -> None:
         if self._reader is not None:
             return
@@ -322,14 +333,15 @@ class _Remote:
             raise RuleUnknown(_NEEDS_EXTRA) from None
         try:
             if self._filename.endswith(".whl"):
-                self._names, self._reader = _zip_members(open_zip(self._url, TIMEOUT_S), self._wanted)
+                self._names, self._reader = zip_members(open_zip(self._url, TIMEOUT_S), self._wanted)
             else:
-                response = requests.get(self._url, timeout=TIMEOUT_S)
-                response.raise_for_status()
-                if hashlib.sha256(response.content).hexdigest() != self._sha256:
-                    raise RuleUnknown("the download does not have the sha256 that the index gives")
-                with tarfile.open(fileobj=io.BytesIO(response.content)) as tar:
-                    self._names, self._reader = _tar_members(tar, self._wanted)
+                with (
+                    requests.get(self._url, timeout=TIMEOUT_S, stream=True) as response,
+                    tempfile.TemporaryFile() as kept,
+                ):
+                    response.raise_for_status()
+                    self._fetch(response.iter_content(1 << 16), kept)
+                    self._names, self._reader = tar_members(kept, self._wanted)
         except (RemoteZipError, *DAMAGED) as error:  # requests' own errors are OSError's
             raise RuleUnknown(f"reading it from the package index failed: {error}") from error
 
@@ -404,6 +416,12 @@ def cache_folder(name: str) -> Path:
     return Path(platformdirs.user_cache_dir("pytest-nfp", appauthor=False)) / name
 
 
+def _keep(path: Path, text: str) -> None:
+    """Keep what was read. Without room it is read again: what was asked for is there."""
+    with suppress(OSError):
+        write_atomically(path, text)
+
+
 def _file_version(framework: str, filename: str) -> Version | None:
     try:
         if filename.endswith(".whl"):
@@ -415,61 +433,6 @@ def _file_version(framework: str, filename: str) -> Version | None:
     except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
         return None
     return version if name == framework else None
-
-
-def _archive_members(path: Path, wanted: re.Pattern[str]) -> tuple[frozenset[str], Callable[[str], str]]:
-    try:
-        if path.suffix == ".whl":
-            return _zip_members(zipfile.ZipFile(path), wanted)
-        with tarfile.open(path) as tar:
-            return _tar_members(tar, wanted)
-    except DAMAGED as error:
-        raise RuleUnknown(f"{path.name} can't be read: {error}") from error
-
-
-def _zip_members(archive: zipfile.ZipFile, wanted: re.Pattern[str]) -> tuple[frozenset[str], Callable[[str], str]]:
-    sizes = {i.filename: i.file_size for i in archive.infolist() if _is_plain(i.filename)}
-
-    def read(name: str) -> str:
-        if sizes[name] > MAX_MEMBER_BYTES:
-            raise RuleUnknown(f"{name} has {sizes[name]} bytes, more than a rule or a tuned file can have")
-        try:
-            with archive.open(name) as member:
-                # Counted as they come: what an archive declares is its maker's word.
-                data = member.read(MAX_MEMBER_BYTES + 1)
-            if len(data) > MAX_MEMBER_BYTES:
-                raise RuleUnknown(f"{name} has more bytes than it declares, and than a rule or a tuned file can have")
-            return data.decode()
-        except DAMAGED as error:
-            raise RuleUnknown(f"{name} can't be read: {error}") from error
-
-    return frozenset(n for n in sizes if wanted.search(n)), read
-
-
-def _tar_members(tar: tarfile.TarFile, wanted: re.Pattern[str]) -> tuple[frozenset[str], Callable[[str], str]]:
-    # A compressed tar has no index: what is wanted is read in the one pass, without anything being extracted.
-    texts: dict[str, str] = {}
-    kept = passed = 0
-    for member in tar:
-        passed += member.size
-        name = member.name.partition("/")[2]
-        if passed > MAX_ARCHIVE_BYTES:
-            raise RuleUnknown(
-                f"it unpacks to more than {MAX_ARCHIVE_BYTES >> 20} MiB, more than a release of sources can have"
-            )
-        if member.isfile() and member.size <= MAX_MEMBER_BYTES and _is_plain(member.name) and wanted.search(name):
-            kept += member.size
-            if kept > MAX_WANTED_BYTES:
-                raise RuleUnknown(f"its rules and tuned files have more than {MAX_WANTED_BYTES >> 20} MiB")
-            handle = tar.extractfile(member)
-            assert handle is not None
-            texts[name] = handle.read().decode(errors="replace")
-    return frozenset(texts), texts.__getitem__
-
-
-def _is_plain(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts and not name.endswith("/")
 
 
 def nearest(release: str, releases: Iterable[str], count: int = 4) -> list[str]:

@@ -122,6 +122,7 @@ def flashinfer_backend(query: Query, artifact: Artifact) -> tuple[str, str]:
     dtype = "float8_e4m3fn" if query.dtype.startswith("fp8") else "float16" if query.dtype == "fp16" else "bfloat16"
     question: dict[str, Any] = {
         "attention_backend": entry,
+        "origin": artifact.origin,
         "source": source,
         "file": "flashinfer/utils.py",
         "dtype": dtype,
@@ -194,7 +195,7 @@ def _flash_attn_4(query: Query, archives: Path | None) -> Granularity:
         "device": None,
     }
     question = evaluator.question(
-        query, source, name, "_get_fwd_config", arguments, "max_seqlen_q", ["m_block_size", "q_stage"]
+        query, artifact.origin, source, name, "_get_fwd_config", arguments, "max_seqlen_q", ["m_block_size", "q_stage"]
     )
     found = evaluator.evaluate([question])[0]
     if isinstance(found, RuleUnknown):

@@ -174,6 +174,7 @@ def _question(artifact: Artifact, query: Query) -> dict[str, Any]:
         arguments["block_shape"] = block_shape
     return evaluator.question(
         query,
+        artifact.origin,
         source,
         rule_file,
         ENTRY,

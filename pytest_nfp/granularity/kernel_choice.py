@@ -108,6 +108,7 @@ def _asked(artifact: Artifact, query: Query) -> Choice | tuple[dict[str, Any], s
     ranks = "one rank" if parallel == 1 else f"expert parallelism over {parallel} ranks"
     common = {
         "framework": query.framework,
+        "origin": artifact.origin,
         "dtype": query.dtype,
         **evaluator.surroundings(query.device),
         "expert_parallel": parallel,
@@ -183,7 +184,8 @@ def marlin_question(query: Query, archives: Path | None = None) -> dict[str, Any
     """What the sandbox is asked for Marlin's own size rule: the loop over its sizes, lifted. Raises RuleUnknown."""
     shape = query.shape
     assert isinstance(shape, ExpertShape)
-    for name, text in _sources(_artifact("vllm", query.release, archives)).items():
+    artifact = _artifact("vllm", query.release, archives)
+    for name, text in _sources(artifact).items():
         if "marlin_moe" not in name.rpartition("/")[2]:
             continue
         for node in ast.walk(ast.parse(text)):
@@ -191,7 +193,9 @@ def marlin_question(query: Query, archives: Path | None = None) -> dict[str, Any
                 body = "\n".join("    " + line for line in ast.unparse(node).splitlines())
                 source = f"def marlin(M, topk, E):\n{body}\n    return {{'BLOCK_SIZE_M': block_size_m}}\n"
                 arguments = {"topk": shape.top_k, "E": shape.experts}
-                return evaluator.question(query, source, name, "marlin", arguments, "M", ["BLOCK_SIZE_M"])
+                return evaluator.question(
+                    query, artifact.origin, source, name, "marlin", arguments, "M", ["BLOCK_SIZE_M"]
+                )
     raise RuleUnknown(f"vllm {query.release} has no loop over Marlin's block sizes")
 
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from pytest_nfp.escaping import Shown
+
 UNKNOWN = "unknown"
 """A kernel's name where no artifact tells it; the reason stands beside it."""
 
 
-class RuleUnknown(Exception):
+class RuleUnknown(Shown):
     """A granularity rule that could not be read or evaluated; the message is the reason. Never a guess instead."""
 
 

@@ -1,19 +1,27 @@
 """Runs inside a separate, isolated interpreter: lifts a framework's rule from its source and evaluates it.
 
-Started as `python -I -S sandbox.py`, with a JSON request on standard input and a JSON answer on standard output. It
-imports the standard library alone. The rule runs with whitelisted builtins and stubs for what it may call; its only
-files are the texts of the request; time and memory are limited. Source that reaches for anything else is refused.
+Started as `python -I -S sandbox.py` in an empty folder, with a JSON request on standard input and JSON answers on standard output,
+a line each. It imports the standard library alone, and loads confinement.py from beside it.
+
+Two kinds of walls. In the language: every tree that is compiled passes `check`, an allow-list of syntax and names; the rule
+runs with whitelisted builtins and stubs for what it may call; its only files are the texts of the request. By the system:
+what confinement.py puts up before the first foreign line. Attributes of stubs that a rule must not see have names with two
+underscores inside, which no rule can write or ask for.
 """
 
 import ast
 import builtins
+import collections
 import copy
 import dataclasses
 import enum
 import functools
+import importlib.util
+import inspect
 import json
 import math
 import os
+import re
 import sys
 import time
 import types
@@ -76,22 +84,22 @@ OPERATORS = {f"__{n}__" for n in ("init", "post_init", "eq", "ne", "lt", "le", "
     f"__{n}__" for n in ("iter", "contains", "getitem", "bool", "call", "or", "ror", "and", "add")
 }
 """Special methods that a class of a rule may define; others, such as __getattribute__, are left out."""
-FRAMES = {
-    "format_map",
-    "mro",
-    "gi_frame",
-    "cr_frame",
-    "ag_frame",
-    "tb_frame",
-    "f_globals",
-    "f_builtins",
-    "f_locals",
-    "f_back",
+INNER = frozenset(
+    {"format", "format_map", "mro", "func_globals", "with_traceback"}
+    | {f"{kind}_{part}" for kind in ("gi", "cr", "ag") for part in ("frame", "code", "yieldfrom", "await", "origin")}
+    | {f"tb_{part}" for part in ("frame", "next", "lasti", "lineno")}
+    | {f"f_{part}" for part in ("back", "builtins", "code", "globals", "locals", "lasti", "lineno", "trace")}
+    | {f"co_{part}" for part in ("code", "consts", "names", "varnames", "freevars", "cellvars", "positions", "lines")}
+)
+"""Public names that lead from a value to the interpreter, and `format`, which looks up attributes that its text names."""
+DUNDER = re.compile(r"__\w+__")
+VALUES: tuple[Any, ...] = (object(), type, len, sys._getframe(), sys._getframe().f_code, sys, property(), iter(()))
+SPECIAL = frozenset(name for value in VALUES for name in (*dir(value), *dir(type(value))) if name.startswith("__")) | {
+    f"__{n}__" for n in ("import", "builtins", "traceback", "cause", "context", "wrapped", "globals", "func")
 }
-"""Public names that lead from a value to the interpreter."""
+"""Names with which a text leads somewhere: those that values of the interpreter have. Others are a release's own."""
 NOT_COUNTS = {"triton_version"}
 """Keys of a tuned file that stand beside its token counts."""
-MEMORY_BYTES = 1 << 30
 LARGEST_PART = 1 << 16
 """Rows of a tile: what is larger is no answer."""
 LONGEST_PARAMETERS = 400
@@ -128,23 +136,23 @@ class Missing:
     """Stands for a name that has no stub: any use of it says which name was missing."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.own__name = name
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
             raise AttributeError(attribute)  # Python itself asks: whether a value is a descriptor, a type, ...
-        raise Refused(f"the rule uses {self._name}.{attribute}, for which there is no stub")
+        raise Refused(f"the rule uses {self.own__name}.{attribute}, for which there is no stub")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise Refused(f"the rule calls {self._name}, for which there is no stub")
+        raise Refused(f"the rule calls {self.own__name}, for which there is no stub")
 
     def __bool__(self) -> bool:
-        raise Refused(f"the rule tests {self._name}, for which there is no stub")
+        raise Refused(f"the rule tests {self.own__name}, for which there is no stub")
 
     # Types are written with brackets and bars, and decide nothing.
 
     def __getitem__(self, item: Any) -> Any:
-        return Missing(f"{self._name}[...]")
+        return Missing(f"{self.own__name}[...]")
 
     def __or__(self, other: Any) -> Any:
         return self
@@ -157,12 +165,12 @@ class Stub:
 
     def __init__(self, name: str, /, **attributes: Any) -> None:
         self.__dict__.update(attributes)
-        self._name = name
+        self.own__name = name
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
-        return Missing(f"{self._name}.{attribute}")
+        return Missing(f"{self.own__name}.{attribute}")
 
 
 class Silent:
@@ -180,13 +188,15 @@ class Files:
         self.loaded: dict[str, Any] = {}
 
     def exists(self, path: str) -> bool:
+        path = plain(path)
         return path in self.texts or any(t.startswith(path.rstrip("/") + "/") for t in self.texts)
 
     def listdir(self, path: str) -> list[str]:
-        start = path.rstrip("/") + "/"
+        start = plain(path).rstrip("/") + "/"
         return sorted({t[len(start) :].split("/")[0] for t in self.texts if t.startswith(start)})
 
     def open(self, path: str, *args: Any, **kwargs: Any) -> "Handle":
+        path = plain(path)
         if path not in self.texts:
             raise FileNotFoundError(path)
         return Handle(path, self.texts[path])
@@ -214,35 +224,147 @@ class Handle:
         return self.text
 
 
-FORBIDDEN = (
-    ast.ClassDef,
-    ast.AsyncFunctionDef,
-    ast.Await,
-    ast.Global,
-    ast.Nonlocal,
-    ast.Delete,
-    ast.MatchClass,  # Binds attributes without naming them in an expression.
+ALLOWED_NODES = (
+    *(
+        ast.Module,
+        ast.Expression,
+        ast.FunctionDef,
+        ast.arguments,
+        ast.arg,
+        ast.Lambda,
+        ast.Return,
+        ast.Assign,
+        ast.AugAssign,
+    ),
+    *(
+        ast.AnnAssign,
+        ast.For,
+        ast.While,
+        ast.If,
+        ast.With,
+        ast.withitem,
+        ast.Raise,
+        ast.Try,
+        ast.ExceptHandler,
+        ast.Assert,
+    ),
+    *(
+        ast.Import,
+        ast.ImportFrom,
+        ast.alias,
+        ast.Expr,
+        ast.Pass,
+        ast.Break,
+        ast.Continue,
+        ast.NamedExpr,
+        ast.BoolOp,
+        ast.BinOp,
+    ),
+    *(
+        ast.UnaryOp,
+        ast.IfExp,
+        ast.Dict,
+        ast.Set,
+        ast.ListComp,
+        ast.SetComp,
+        ast.DictComp,
+        ast.GeneratorExp,
+        ast.comprehension,
+    ),
+    *(
+        ast.Compare,
+        ast.Call,
+        ast.keyword,
+        ast.FormattedValue,
+        ast.JoinedStr,
+        ast.Constant,
+        ast.Attribute,
+        ast.Subscript,
+    ),
+    *(
+        ast.Starred,
+        ast.Name,
+        ast.List,
+        ast.Tuple,
+        ast.Slice,
+        ast.expr_context,
+        ast.boolop,
+        ast.operator,
+        ast.unaryop,
+        ast.cmpop,
+    ),
+    *(
+        ast.Match,
+        ast.match_case,
+        ast.MatchValue,
+        ast.MatchSingleton,
+        ast.MatchSequence,
+        ast.MatchMapping,
+        ast.MatchStar,
+    ),
+    *(ast.MatchAs, ast.MatchOr),
 )
+"""Syntax of which rules are made. Not among them: classes (but those that `Scope` makes), class patterns, which bind attributes that no
+expression names, generators, coroutines, `global`, `nonlocal`, `del`."""
 
 
-def check(tree: ast.AST) -> None:
-    """Refuse private attributes and names, and statements that a rule has no need of."""
-    node: Any
+def check(tree: ast.AST, made: "ast.ClassDef | None" = None) -> None:
+    """Refuse syntax that a rule has no need of, and names that lead to the interpreter, wherever a tree holds them.
+
+    made: the class that `Scope` makes of a release's own, the only one that the tree may hold.
+    """
+    methods = {id(item) for item in made.body} if made is not None else set()
     for node in ast.walk(tree):
-        name = getattr(node, "attr", None) if isinstance(node, ast.Attribute) else getattr(node, "id", None)
-        if name and name.startswith("__") and name not in ALLOWED_DUNDERS:
-            raise Refused(f"line {node.lineno}: {name} is not allowed in a rule")
-        if isinstance(node, ast.Attribute) and node.attr in FRAMES:
-            raise Refused(f"line {node.lineno}: {node.attr} is not allowed in a rule")
-        if isinstance(node, FORBIDDEN):
-            raise Refused(f"line {node.lineno}: {type(node).__name__} is not allowed in a rule")
+        where = f"line {getattr(node, 'lineno', 0)}: "
+        if not isinstance(node, ALLOWED_NODES) and node is not made:
+            raise Refused(f"{where}{type(node).__name__} is not allowed in a rule")
+        if isinstance(node, ast.Constant):
+            check_text(node.value, where)
+            continue
+        for field, value in ast.iter_fields(node):
+            if field == "name" and id(node) in methods and value in OPERATORS:
+                continue
+            # Every text of a node but a constant's is a name, or names with dots.
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str):
+                    for name in text.split("."):
+                        check_name(name, where)
+
+
+def check_name(name: str, where: str = "") -> None:
+    """Refuse a name that no rule needs: one with two underscores, of a frame, of code."""
+    if ("__" in name and name not in ALLOWED_DUNDERS) or name in INNER:
+        raise Refused(f"{where}{name} is not allowed in a rule")
+
+
+def check_text(value: object, where: str) -> None:
+    """Refuse a text that spells such a name."""
+    if isinstance(value, str):
+        spelt = [n for n in DUNDER.findall(value) if n in SPECIAL - ALLOWED_DUNDERS] if "__" in value else []
+        if spelt or value in INNER:
+            raise Refused(f"{where}the text {(spelt or [value])[0]!r} is not allowed in a rule")
+
+
+def compiled(tree: "ast.Module | ast.Expression", path: str, made: "ast.ClassDef | None" = None) -> Any:
+    """The only way from a tree to code: checked first, as a whole."""
+    check(tree, made)
+    return compile(ast.fix_missing_locations(tree), path, "eval" if isinstance(tree, ast.Expression) else "exec")
+
+
+def plain(text: object) -> str:
+    """A text as a str proper: a subclass may say that it equals anything. Refused where it is none."""
+    if not isinstance(text, str):
+        raise Refused(f"a {type(text).__name__} stands where a text is asked for")
+    return str.__str__(text)
 
 
 def without_annotations(node: ast.FunctionDef) -> ast.FunctionDef:
-    """Annotations, and decorators other than caches and method kinds, decide nothing and would need their own stubs."""
+    """Annotations, docstrings, and decorators other than caches and method kinds, decide nothing and would need their own stubs."""
     for function in ast.walk(node):
         if isinstance(function, ast.FunctionDef):
             function.returns = None
+            if ast.get_docstring(function, clean=False) is not None:
+                function.body = function.body[1:] or [ast.Pass()]
         elif isinstance(function, ast.arg):
             function.annotation = None
     kept = ("staticmethod", "classmethod", "property", "functools.cached_property", "cached_property")
@@ -339,25 +461,23 @@ class Scope(dict):  # type: ignore[type-arg]
         if node is None:
             return self["__builtins__"].get(name, Missing(name))
         if isinstance(node, ast.FunctionDef):
-            check(without_annotations(node))
+            without_annotations(node)
             self._run(node, ast.Module([node], []))
             return dict.__getitem__(self, name)
         if isinstance(node, ast.ClassDef):
             return self._class(node)
         if isinstance(node, ast.Assign):
-            check(node)
             return self._value(node.value)
         return self._imported(node, name)
 
     def _run(self, node: ast.stmt, module: ast.Module, bases: int = 0) -> None:
         # A class has another text where another number of its bases could be evaluated.
-        code = once(node, ("run", bases), lambda: compile(ast.fix_missing_locations(module), self.path, "exec"))
-        exec(code, self)
+        made = module.body[0] if isinstance(module.body[0], ast.ClassDef) else None
+        exec(once(node, ("run", bases), lambda: compiled(module, self.path, made)), self)
 
     def _value(self, node: ast.expr, local: "Local | None" = None) -> Any:
         tree = ast.Expression(node)
-        code = once(node, "value", lambda: compile(ast.fix_missing_locations(tree), self.path, "eval"))
-        return eval(code, self, self if local is None else local)
+        return eval(once(node, "value", lambda: compiled(tree, self.path)), self, self if local is None else local)
 
     def _imported(self, node: ast.stmt, name: str) -> Any:
         if isinstance(node, ast.ImportFrom):
@@ -410,14 +530,13 @@ class Scope(dict):  # type: ignore[type-arg]
         for decorator in reversed(node.decorator_list):
             called = decorator.func if isinstance(decorator, ast.Call) else decorator
             if ast.unparse(called).rpartition(".")[2] in ("dataclass", "unique", "total_ordering"):
-                check(decorator)
                 cls = self._value(decorator)(cls)
         if members is None:
             self[node.name] = cls
             for assignment in self.attributes.get(node.name, ()):
                 target = assignment.targets[0]
                 assert isinstance(target, ast.Attribute)
-                check(assignment)
+                check_name(target.attr)
                 setattr(cls, target.attr, self._value(assignment.value))
         return cls
 
@@ -444,7 +563,6 @@ class ClassBody:
     def value(self, node: ast.expr, what: str) -> Any:
         """What an expression is; `Missing`, with the reason, where it can't be evaluated."""
         try:
-            check(node)
             return self._scope._value(node, self._members)
         except Exception as error:
             return Missing(f"{self._name}.{what} ({error})")
@@ -561,16 +679,18 @@ class Module:
     """A lifted module as an object."""
 
     def __init__(self, scope: Scope) -> None:
-        self._scope = scope
+        self.own__scope = scope
 
     def __getattr__(self, name: str) -> Any:
-        return self._scope[name]
+        return self.own__scope[name]
 
 
 def plain_getattr(value: Any, name: str, *default: Any) -> Any:
     """getattr without private names."""
-    if type(name) is not str or name.startswith("_") or name in FRAMES:
+    name = plain(name)
+    if name.startswith("_"):
         raise Refused(f"{name} is not allowed in a rule")
+    check_name(name)
     return getattr(value, name, *default)
 
 
@@ -594,7 +714,7 @@ def plain_isinstance(value: Any, kinds: Any) -> bool:
     """isinstance, with the name of a type that has no stub."""
     for kind in kinds if isinstance(kinds, tuple) else (kinds,):
         if isinstance(kind, (Missing, Stub)):
-            raise Refused(f"the rule asks whether a value is a {kind._name}, for which there is no stub")
+            raise Refused(f"the rule asks whether a value is a {kind.own__name}, for which there is no stub")
     return isinstance(value, kinds)
 
 
@@ -671,13 +791,17 @@ def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
         isfile=files.exists,
         isdir=files.exists,
     )
-    environ = Stub("os.environ", get=environment.get)
+
+    def variable(name: str, default: Any = None) -> Any:
+        return environment.get(plain(name), default)
+
+    environ = Stub("os.environ", get=variable)
     deterministic = Stub("deterministic", enable_deterministic_inference=False)
     server_args = Stub("server_args", enable_deterministic_inference=False)
     return {
         "get_config": lambda *a: None,
         "json": Stub("json", load=files.load, loads=json.loads),
-        "os": Stub("os", path=path, environ=environ, getenv=environment.get, listdir=files.listdir),
+        "os": Stub("os", path=path, environ=environ, getenv=variable, listdir=files.listdir),
         "math": Stub("math", ceil=math.ceil, floor=math.floor, log2=math.log2),
         "torch": Stub("torch", cuda=cuda, version=Stub("torch.version", hip=None)),
         "triton": Stub(
@@ -763,10 +887,10 @@ class Configuration(Stub):
 
     def __init__(self, name: str, lifted: Any = None, /, **attributes: Any) -> None:
         super().__init__(name, **attributes)
-        self._class = lifted if isinstance(lifted, type) else object
+        self.own__class = lifted if isinstance(lifted, type) else object
 
     def __getattr__(self, attribute: str) -> Any:
-        worked_out = self._class.__dict__.get(attribute, MISSING)
+        worked_out = self.own__class.__dict__.get(attribute, MISSING)
         if isinstance(worked_out, property) and worked_out.fget is not None:
             return worked_out.fget(self)
         if isinstance(worked_out, (bool, int, float, str, type(None))):
@@ -776,7 +900,7 @@ class Configuration(Stub):
         if attribute.startswith("__"):
             raise AttributeError(attribute)
         # No `Missing`: a rule that asks whether it is None would take it for a value.
-        raise Refused(f"the rule reads {self._name}.{attribute}, which is not known here")
+        raise Refused(f"the rule reads {self.own__name}.{attribute}, which is not known here")
 
 
 class Names(Stub):
@@ -784,12 +908,12 @@ class Names(Stub):
 
     def __init__(self, name: str, kind: type[Member] = Member) -> None:
         super().__init__(name)
-        self._kind = kind
+        self.own__kind = kind
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
-        token = self._kind(attribute, attribute)
+        token = self.own__kind(attribute, attribute)
         self.__dict__[attribute] = token
         return token
 
@@ -834,7 +958,6 @@ def vllm_backend(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) ->
             if isinstance(getters, ast.Assign) and isinstance(getters.value, ast.Dict):
                 for key, getter in zip(getters.value.keys, getters.value.values, strict=True):
                     if isinstance(key, ast.Constant) and key.value == name:
-                        check(getter)
                         return world.scope(request["environment_file"])._value(getter)()
             raise Refused(f"the default of envs.{name} can't be read")
 
@@ -1079,13 +1202,13 @@ class Arguments(Stub):
 
     def __init__(self, scope: Scope | None, fields: dict[str, ast.expr], /, **given: Any) -> None:
         super().__init__("server_args", **given)
-        self._scope, self._fields = scope, fields
+        self.own__scope, self.own__fields = scope, fields
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
-        if attribute in self._fields and self._scope is not None:
-            default = self._fields[attribute]
+        if attribute in self.own__fields and self.own__scope is not None:
+            default = self.own__fields[attribute]
             try:
                 return ast.literal_eval(default)
             except ValueError:
@@ -1153,21 +1276,21 @@ def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -
         """An environment variable of SGLang's `envs`: its value, else the literal default of its declaration."""
 
         def __init__(self, name: str) -> None:
-            self._name = name
+            self.own__name = name
 
         def is_set(self) -> bool:
-            return self._name in request["environment"]
+            return self.own__name in request["environment"]
 
         def get(self) -> Any:
-            if self._name in request["environment"]:
-                return request["environment"][self._name] in ("1", "true", "True")
-            declared = variables.get(self._name)
+            if self.own__name in request["environment"]:
+                return request["environment"][self.own__name] in ("1", "true", "True")
+            declared = variables.get(self.own__name)
             if not isinstance(declared, ast.Call) or not declared.args:
-                raise Refused(f"the default of {self._name} can't be read")
+                raise Refused(f"the default of {self.own__name} can't be read")
             try:
                 return ast.literal_eval(declared.args[0])
             except ValueError:
-                raise Refused(f"the default of {self._name} can't be read") from None
+                raise Refused(f"the default of {self.own__name} can't be read") from None
 
     class Variables:
         def __getattr__(self, name: str) -> Any:
@@ -1285,8 +1408,7 @@ def runner_part(node: ast.FunctionDef) -> Any:
     arguments = copy.copy(node.args)
     arguments.defaults, arguments.kw_defaults = [], [None] * len(arguments.kwonlyargs)
     made = ast.copy_location(ast.FunctionDef(node.name, arguments, part.body or [ast.Pass()], [], None), node)
-    check(without_annotations(made))
-    return compile(ast.fix_missing_locations(ast.Module([made], [])), f"<part of {node.name}>", "exec")
+    return compiled(ast.Module([without_annotations(made)], []), f"<part of {node.name}>")
 
 
 def sets_runner(node: ast.AST) -> bool:
@@ -1394,9 +1516,9 @@ class Method(Configuration):
         super().__init__("method", lifted, **attributes)
 
     def __getattr__(self, attribute: str) -> Any:
-        found = getattr(self._class, attribute, None) if attribute.startswith("is_") else None
+        found = getattr(self.own__class, attribute, None) if attribute.startswith("is_") else None
         if callable(found):
-            raw = next((c.__dict__[attribute] for c in type.mro(self._class) if attribute in c.__dict__), None)
+            raw = next((c.__dict__[attribute] for c in type.mro(self.own__class) if attribute in c.__dict__), None)
             return found if isinstance(raw, staticmethod) else functools.partial(found, self)
         return super().__getattr__(attribute)
 
@@ -1433,6 +1555,10 @@ def choose_attention_backend(request: dict[str, Any]) -> str:
     return chosen
 
 
+LONGEST_REASON = 2000
+"""Characters of what a rule's exception says."""
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """The answer to one question: its runs or its kernel, or why it is unknown."""
     try:
@@ -1449,21 +1575,48 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     except MemoryError:
         return {"unknown": "the rule takes more memory than it may"}
     except Exception as error:
-        return {"unknown": f"{type(error).__name__}: {error}"}
+        return {"unknown": f"{type(error).__name__}: {error}"[:LONGEST_REASON]}
+
+
+def confinement() -> Any:
+    """confinement.py from beside this file: -I and -S leave no path to import it by."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "confinement.py")
+    spec = importlib.util.spec_from_file_location("confinement", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["confinement"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+MAKERS = (*(vars(m) for m in (ast, collections, dataclasses, enum, functools, inspect, typing)), globals())
+"""Globals of the modules that make code and look at frames for a rule."""
 
 
 def main() -> None:
+    """Read the request, put up the walls and say which stand, then answer a question a line.
+
+    Who asks sees how far it went where a rule ends the process.
+    """
     import resource
 
     given = json.loads(sys.stdin.read())
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    # The rule can neither open nor create a file from here on.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-    for question in given["questions"]:
-        # Each question has its own time. An answer a line: who asks sees how far it went where a rule ends the process.
+    sys.stdin.close()
+    walls_of = confinement()
+    walls = walls_of.confine(MAKERS, main.__code__)
+    print(json.dumps({"walls": walls}), flush=True)
+    missing = [f"{name}: {walls[name]}" for name in walls_of.REQUIRED if walls[name]]
+    for number, question in enumerate(given["questions"]):
+        # Each question has its own time.
         until = math.ceil(time.process_time()) + given["seconds"]
         resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
-        print(json.dumps(answer(given["shared"] | question)), flush=True)
+        if missing and question["origin"] not in given["trusted"]:
+            said = {"refused": "; ".join(missing)}
+        else:
+            said = answer(given["shared"] | question)
+        print(json.dumps({"number": number, **said}), flush=True)
+    # No finalizer of a rule runs.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ def calibrations_path(device: Device, folder: Path) -> Path:
 def load_or_calibrate(device: Device, kernel: str, folder: Path, seed: int, say: Callable[[str], None]) -> Fitted:
     """The calibration of a kernel of this machine from the cache, or made now.
 
-    Raises NoFit where too few of its curves can be trusted (nothing is kept then: the next run tries again), FileError for a
-    cached file that is broken.
+    Raises NoFit where too few of its curves can be trusted (nothing is kept then: the next run tries again) or where it can't be
+    kept, FileError for a cached file that is broken.
     """
     path = calibrations_path(device, folder)
     if found := _kept(path).get(kernel):
@@ -67,8 +67,11 @@ def load_or_calibrate(device: Device, kernel: str, folder: Path, seed: int, say:
         joined = _joined(cases, device, seed, say)
         sha256 = device_curves.digest([j.curve for j in joined])
         found, leftover = fit.calibrate(joined, sha256, "measured", fit.observed_peaks(joined), views)
-        write_atomically(found.residuals_path(path), leftover)
-        write_atomically(path, fit.text_of([*kept.values(), found]))
+        try:
+            write_atomically(found.residuals_path(path), leftover)
+            write_atomically(path, fit.text_of([*kept.values(), found]))
+        except OSError as error:
+            raise NoFit(f"its calibration can't be kept: {error}") from error
         residuals.read.cache_clear()
         return found
 

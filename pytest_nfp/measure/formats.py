@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pytest_nfp.files import FileError
+from pytest_nfp.files import FileError, parse_json
 from pytest_nfp.measure.curve import Curve, make_point
 from pytest_nfp.principle import Point
 
@@ -31,6 +31,8 @@ NOT_LATENCY = re.compile(
 NVBENCH_TIME = ("nv/cold/time/gpu/median", "nv/cold/time/gpu/mean", "nv/batch/time/gpu/mean", "nv/cold/time/cpu/mean")
 NORMAL_95 = 1.96
 MAX_BYTES = 64 * 2**20
+SHORTEST, LONGEST = 1e-12, 1e15
+"""Of a latency in any unit: beyond, a ratio of two may have no value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,8 @@ def _csv_rows(path: Path, text: str) -> list[Row]:
 
 def _json_rows(path: Path, text: str) -> list[Row]:
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError too: a number of thousands of digits
+        data = parse_json(text)
+    except ValueError as error:
         at = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise FileError(f"{path}{at}: broken JSON: {error}") from error
     if isinstance(data, dict) and "benchmarks" in data:
@@ -274,6 +276,8 @@ def _numbers(path: Path, row: Row, name: str) -> list[float]:
     out = [_number(path, v, f"{row['line']}: {name}") for v in values]
     if any(v <= 0 for v in out):
         raise FileError(f"{path}:{row['line']}: {name} must be above 0, got {min(out)}")
+    if min(out) < SHORTEST or max(out) > LONGEST:
+        raise FileError(f"{path}:{row['line']}: {name} is no latency: {min(out):g} to {max(out):g}")
     return out
 
 

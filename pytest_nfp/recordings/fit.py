@@ -433,9 +433,11 @@ def fitted_predictor(joined: Sequence[Joined], peaks: Peaks | None = None) -> Ca
 
 
 def folds(joined: Sequence[Joined], count: int = FOLDS) -> list[tuple[list[Joined], list[Joined]]]:
-    """(fitted on, held out): all curves of a shape on one side; the same for the same shapes."""
+    """(fitted on, held out): all curves of a shape on one side; the same for the same shapes. More than `count` where a fit needs them."""
     shapes = sorted({j.curve.shape for j in joined})
     random.Random(0).shuffle(shapes)  # noqa: S311  # an order, not a secret
+    spare = len(shapes) - MIN_SHAPES
+    count = max(count, -(-len(shapes) // spare)) if spare > 0 else count
     fold = {shape: i % count for i, shape in enumerate(shapes)}
     return [
         ([j for j in joined if fold[j.curve.shape] != i], [j for j in joined if fold[j.curve.shape] == i])

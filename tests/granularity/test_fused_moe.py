@@ -134,10 +134,10 @@ def test_a_rule_that_reaches_for_more_is_unknown(tmp_path: Path, body: str, reas
 
 
 def test_a_rule_that_loops_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time limit ends it."""
-    monkeypatch.setattr(evaluator, "TIMEOUT_S", 1)
+    """The limit of its processor time ends it."""
+    monkeypatch.setattr(evaluator, "SECONDS_A_QUESTION", 1)
     releases.vllm(tmp_path, "99.1", bad_rule("while True: pass"))
-    with pytest.raises(RuleUnknown, match="did not end within 1 s"):
+    with pytest.raises(RuleUnknown, match="did not end within 1 s of processor time"):
         read(tmp_path)
 
 

@@ -1,0 +1,159 @@
+"""Members of a wheel or source archive, read one by one and never extracted; what no release would hold is refused.
+
+Bytes are counted as they come: what an archive declares is its maker's word.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
+
+from pytest_nfp.granularity.maps import RuleUnknown
+
+MAX_MEMBER_BYTES = 8 * 2**20
+"""Of one file: a rule or a tuned file is small."""
+MAX_WANTED_BYTES = 64 * 2**20
+"""Of all files that are wanted of an archive."""
+MAX_ARCHIVE_BYTES = 1 << 30
+"""Unpacked, of an archive that has no index and is passed through to its end."""
+MAX_INDEX_BYTES = 32 * 2**20
+"""Of a wheel's index: a release has some ten thousand files."""
+DAMAGED = (OSError, EOFError, ValueError, NotImplementedError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
+"""What reading a damaged archive raises: broken headers, lengths, checksums, texts, unheard-of compressions."""
+
+_ZIP_START, _ZIP_END, _ZIP_END_BYTES, _MAX_COMMENT = b"PK\x03\x04", b"PK\x05\x06", 22, 1 << 16
+_GZIP_START = b"\x1f\x8b"
+Members = tuple[frozenset[str], Callable[[str], str]]
+"""Names that are wanted, and a reader of one."""
+
+
+def members_of(path: Path, wanted: re.Pattern[str]) -> Members:
+    """The wanted members of a wheel (.whl) or source archive (.tar.gz). Raises RuleUnknown."""
+    try:
+        if path.suffix == ".whl":
+            with path.open("rb") as file:
+                check_zip(file)
+            return zip_members(zipfile.ZipFile(path), wanted)
+        with path.open("rb") as file:
+            return tar_members(file, wanted)
+    except DAMAGED as error:
+        raise RuleUnknown(f"{path.name} can't be read: {error}") from error
+
+
+def check_zip(file: IO[bytes]) -> None:
+    """Refuse a file that is not a zip archive alone from its first byte to its last, or whose index is too large. Raises RuleUnknown."""
+    if file.read(len(_ZIP_START)) != _ZIP_START:
+        raise RuleUnknown("it does not begin as a zip archive: it is none, or another format too")
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _ZIP_END_BYTES - _MAX_COMMENT))
+    tail = file.read()
+    at = tail.rfind(_ZIP_END)
+    if at < 0 or len(tail) - at < _ZIP_END_BYTES:
+        raise RuleUnknown("it does not end as a zip archive: it was cut short")
+    end = tail[at : at + _ZIP_END_BYTES]
+    index_bytes, index_at, comment = (int.from_bytes(end[a:b], "little") for a, b in ((12, 16), (16, 20), (20, 22)))
+    if at + _ZIP_END_BYTES + comment != len(tail):
+        raise RuleUnknown("it has bytes after the end of the zip archive: it is another format too")
+    if index_at + index_bytes != size - len(tail) + at:
+        raise RuleUnknown("its index is not where the zip archive says: it is another format too")
+    if index_bytes > MAX_INDEX_BYTES:
+        raise RuleUnknown(f"its index has {index_bytes} bytes, more than a release can have")
+
+
+def zip_members(archive: zipfile.ZipFile, wanted: re.Pattern[str]) -> Members:
+    """The wanted members of an opened zip archive. Raises RuleUnknown."""
+    entries = archive.infolist()
+    _refuse_names(i.filename for i in entries if not i.is_dir())
+    known = {i.filename: i for i in entries if wanted.search(i.filename) and not i.is_dir()}
+
+    def read(name: str) -> str:
+        entry = known[name]
+        if stat.S_ISLNK(entry.external_attr >> 16):
+            raise RuleUnknown(f"{name} is a link, which no release has for a rule")
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise RuleUnknown(f"{name} is compressed in a way that no wheel has")
+        if entry.flag_bits & 1:
+            raise RuleUnknown(f"{name} is encrypted, which no release has")
+        if entry.file_size > MAX_MEMBER_BYTES:
+            raise RuleUnknown(f"{name} has {entry.file_size} bytes, more than a rule or a tuned file can have")
+        try:
+            with archive.open(entry) as member:
+                data = member.read(MAX_MEMBER_BYTES + 1)
+            if len(data) > MAX_MEMBER_BYTES:
+                raise RuleUnknown(f"{name} has more bytes than it declares, and than a rule or a tuned file can have")
+            return data.decode()
+        except (*DAMAGED, RuntimeError) as error:  # RuntimeError: encrypted, by its own header alone
+            raise RuleUnknown(f"{name} can't be read: {error}") from error
+
+    return frozenset(known), read
+
+
+class _Unpacked(gzip.GzipFile):
+    """The bytes of a gzip file, of which no header may ask for more than a member can have at once."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0 or size > MAX_MEMBER_BYTES + tarfile.BLOCKSIZE:
+            raise tarfile.ReadError(f"a header asks for {size} bytes")
+        return super().read(size)
+
+
+def tar_members(file: IO[bytes], wanted: re.Pattern[str]) -> Members:
+    """The wanted members of a source archive, by their names without its top folder. Raises RuleUnknown, DAMAGED.
+
+    A compressed tar has no index: what is wanted is read in one pass.
+    """
+    if file.read(len(_GZIP_START)) != _GZIP_START:
+        raise RuleUnknown("it does not begin as a gzip file: it is none, or another format too")
+    if zipfile.is_zipfile(file):
+        raise RuleUnknown("it ends as a zip archive: it is two formats at once")
+    file.seek(0)
+    texts: dict[str, str] = {}
+    names: list[str] = []
+    kept = passed = 0
+    with (
+        _Unpacked(fileobj=file, mode="rb") as unpacked,
+        tarfile.open(fileobj=cast(IO[bytes], unpacked), mode="r:") as tar,
+    ):
+        for member in tar:
+            passed += member.size
+            if passed > MAX_ARCHIVE_BYTES:
+                raise RuleUnknown(
+                    f"it unpacks to more than {MAX_ARCHIVE_BYTES >> 20} MiB, more than a release of sources can have"
+                )
+            if member.isdir():
+                continue
+            names.append(member.name)
+            name = member.name.partition("/")[2]
+            if not wanted.search(name):
+                continue
+            if not member.isfile():
+                raise RuleUnknown(f"{name} is a link or a device, which no release has for a rule")
+            if member.size > MAX_MEMBER_BYTES:
+                continue
+            kept += member.size
+            if kept > MAX_WANTED_BYTES:
+                raise RuleUnknown(f"its rules and tuned files have more than {MAX_WANTED_BYTES >> 20} MiB")
+            _refuse_names([member.name])
+            handle = tar.extractfile(member)
+            assert handle is not None
+            texts[name] = handle.read(MAX_MEMBER_BYTES).decode(errors="replace")
+    _refuse_names(names)
+    return frozenset(texts), texts.__getitem__
+
+
+def _refuse_names(names: Iterable[str]) -> None:
+    """Refuse an archive with a name that leads out of it or stands there twice. Raises RuleUnknown."""
+    for name, count in Counter(names).items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+            raise RuleUnknown(f"it has a member with the name {name!r}, which leads out of it")
+        if count > 1:
+            raise RuleUnknown(f"it has {count} members with the name {name!r}")

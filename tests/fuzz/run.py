@@ -81,7 +81,7 @@ def attempt(reader: Reader, path: Path) -> str:
         text = str(refused)
         return "" if len(text) < 5000 and "\x1b" not in text else f"its message is no message: {text[:200]!r}"
     except Exception:
-        return traceback.format_exc()
+        return traceback.format_exc(limit=-4)
     return ""
 
 

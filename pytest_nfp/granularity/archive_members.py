@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from pytest_nfp.granularity.maps import RuleUnknown
 
@@ -24,12 +24,18 @@ MAX_WANTED_BYTES = 64 * 2**20
 """Of all files that are wanted of an archive."""
 MAX_ARCHIVE_BYTES = 1 << 30
 """Unpacked, of an archive that has no index and is passed through to its end."""
-MAX_INDEX_BYTES = 32 * 2**20
+MAX_INDEX_BYTES = 8 * 2**20
 """Of a wheel's index: a release has some ten thousand files."""
-DAMAGED = (OSError, EOFError, ValueError, NotImplementedError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
+MAX_HEADER_BYTES = 8 * 2**10
+"""Of a header that carries a long name or further fields."""
+DAMAGED = (
+    *(OSError, EOFError, ValueError, NotImplementedError, RecursionError),
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
+)
 """What reading a damaged archive raises: broken headers, lengths, checksums, texts, unheard-of compressions."""
 
 _ZIP_START, _ZIP_END, _ZIP_END_BYTES, _MAX_COMMENT = b"PK\x03\x04", b"PK\x05\x06", 22, 1 << 16
+_ZIP64, _ZIP64_BYTES = b"PK\x06\x07", 20
 _GZIP_START = b"\x1f\x8b"
 Members = tuple[frozenset[str], Callable[[str], str]]
 """Names that are wanted, and a reader of one."""
@@ -58,6 +64,8 @@ def check_zip(file: IO[bytes]) -> None:
     at = tail.rfind(_ZIP_END)
     if at < 0 or len(tail) - at < _ZIP_END_BYTES:
         raise RuleUnknown("it does not end as a zip archive: it was cut short")
+    if tail[max(0, at - _ZIP64_BYTES) : at].startswith(_ZIP64):
+        raise RuleUnknown("it has a second index for large archives, which no release of ours needs")
     end = tail[at : at + _ZIP_END_BYTES]
     index_bytes, index_at, comment = (int.from_bytes(end[a:b], "little") for a, b in ((12, 16), (16, 20), (20, 22)))
     if at + _ZIP_END_BYTES + comment != len(tail):
@@ -72,9 +80,11 @@ def zip_members(archive: zipfile.ZipFile, wanted: re.Pattern[str]) -> Members:
     """The wanted members of an opened zip archive. Raises RuleUnknown."""
     entries = archive.infolist()
     _refuse_names(i.filename for i in entries if not i.is_dir())
+    kept = 0
     known = {i.filename: i for i in entries if wanted.search(i.filename) and not i.is_dir()}
 
     def read(name: str) -> str:
+        nonlocal kept
         entry = known[name]
         if stat.S_ISLNK(entry.external_attr >> 16):
             raise RuleUnknown(f"{name} is a link, which no release has for a rule")
@@ -89,11 +99,37 @@ def zip_members(archive: zipfile.ZipFile, wanted: re.Pattern[str]) -> Members:
                 data = member.read(MAX_MEMBER_BYTES + 1)
             if len(data) > MAX_MEMBER_BYTES:
                 raise RuleUnknown(f"{name} has more bytes than it declares, and than a rule or a tuned file can have")
+            kept += len(data)
+            if kept > MAX_WANTED_BYTES:
+                raise RuleUnknown(f"its rules and tuned files have more than {MAX_WANTED_BYTES >> 20} MiB")
             return data.decode()
         except (*DAMAGED, RuntimeError) as error:  # RuntimeError: encrypted, by its own header alone
             raise RuleUnknown(f"{name} can't be read: {error}") from error
 
     return frozenset(known), read
+
+
+class _Entry(tarfile.TarInfo):
+    """A member whose further headers are small: the library reads them whole, and some in quadratic time."""
+
+    def _checked(self) -> None:
+        if not 0 <= self.size <= MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header asks for {self.size} bytes")
+
+    def _proc_gnulong(self, tar: tarfile.TarFile) -> Any:
+        self._checked()
+        return super()._proc_gnulong(tar)  # type: ignore[misc]  # the library's own hook
+
+    def _proc_pax(self, tar: tarfile.TarFile) -> Any:
+        self._checked()
+        return super()._proc_pax(tar)  # type: ignore[misc]
+
+    def _proc_sparse(self, tar: tarfile.TarFile) -> Any:
+        raise tarfile.ReadError("a sparse file, which no release has")
+
+    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = lambda self, *arguments: self._proc_sparse(
+        arguments[0]
+    )
 
 
 class _Unpacked(gzip.GzipFile):
@@ -120,9 +156,11 @@ def tar_members(file: IO[bytes], wanted: re.Pattern[str]) -> Members:
     kept = passed = 0
     with (
         _Unpacked(fileobj=file, mode="rb") as unpacked,
-        tarfile.open(fileobj=cast(IO[bytes], unpacked), mode="r:") as tar,
+        tarfile.open(fileobj=cast(IO[bytes], unpacked), mode="r:", tarinfo=_Entry) as tar,
     ):
         for member in tar:
+            if member.size < 0:
+                raise RuleUnknown("it has a member of less than no bytes")
             passed += member.size
             if passed > MAX_ARCHIVE_BYTES:
                 raise RuleUnknown(
@@ -142,6 +180,10 @@ def tar_members(file: IO[bytes], wanted: re.Pattern[str]) -> Members:
             if kept > MAX_WANTED_BYTES:
                 raise RuleUnknown(f"its rules and tuned files have more than {MAX_WANTED_BYTES >> 20} MiB")
             _refuse_names([member.name])
+            if name in texts or str(PurePosixPath(member.name)) != member.name:
+                raise RuleUnknown(
+                    f"it has several members for the name {name!r}, or one that is written in another way"
+                )
             handle = tar.extractfile(member)
             assert handle is not None
             texts[name] = handle.read(MAX_MEMBER_BYTES).decode(errors="replace")

@@ -118,7 +118,7 @@ class _Walk:
             names: dict[str, ast.stmt] = {}
             try:
                 body = ast.parse(self._sources[path]).body
-            except (SyntaxError, ValueError, RecursionError):
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
                 body = []
             for node in body:
                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)):

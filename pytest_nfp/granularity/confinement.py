@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 import struct
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ REQUIRED = ("landlock", "seccomp")
 """Walls without which code from a folder is not run."""
 
 # prctl(2), unshare(2)
-_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 4, 22, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _SECCOMP_MODE_FILTER = 2
 _NEW_USER, _NEW_MOUNTS, _NEW_NETWORK, _NEW_IPC, _NEW_NAMES = 0x10000000, 0x00020000, 0x40000000, 0x08000000, 0x04000000
 _CAPABILITIES_V3 = 0x20080522
@@ -133,6 +134,8 @@ def limit_resources() -> None:
         header, none = struct.pack("II", _CAPABILITIES_V3, 0), bytes(24)
         _call("capset", header, none)
         _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
+        # Who asked may be killed: nothing is left behind.
+        _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def refuse_calls() -> None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -216,7 +217,15 @@ def _runs(answer: Answer) -> Runs | RuleUnknown:
 
 
 def _run(questions: list[dict[str, Any]], shared: dict[str, Any]) -> list[tuple[Answer, bool]]:
-    """(answer, whether it may be kept) of each. One process for all; where a rule ends it, another one for those that come after.
+    """(answer, whether it may be kept) of each. What one maker's code writes can't stand for another's: each source has its processes."""
+    answers = []
+    for _, batch in groupby(questions, lambda q: (q["origin"], q.get("source", ""))):
+        answers += _run_batch(list(batch), shared)
+    return answers
+
+
+def _run_batch(questions: list[dict[str, Any]], shared: dict[str, Any]) -> list[tuple[Answer, bool]]:
+    """One process for all; where a rule ends it, another one for those that come after.
 
     What ended a process is not kept: a rule that ran out of time may end on a quieter machine.
     """
@@ -278,8 +287,10 @@ def _sandbox_digest() -> bytes:
 
 
 def _key(question: dict[str, Any], identity: str) -> str:
-    # Where the code came from decides whether it is run, and nothing about its answer.
-    asked = identity + json.dumps({n: v for n, v in question.items() if n != "origin"}, sort_keys=True)
+    # An answer of code from a folder stands for that code alone.
+    asked = identity + json.dumps(
+        {n: v for n, v in question.items() if n != "origin" or v == "archive"}, sort_keys=True
+    )
     return hashlib.sha256(_sandbox_digest() + asked.encode()).hexdigest()
 
 

@@ -52,6 +52,8 @@ CLASSES = {
     },
 }
 """The classes in which a release without a selection function chooses."""
+LONGEST_SOURCE = 1 << 20
+"""Characters of a source that is parsed here: a release's longest has half as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ def marlin_question(query: Query, archives: Path | None = None) -> dict[str, Any
     for name, text in _sources(artifact).items():
         if "marlin_moe" not in name.rpartition("/")[2]:
             continue
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(text, name)):
             if isinstance(node, ast.For) and ast.unparse(node.target) == "block_size_m":
                 body = "\n".join("    " + line for line in ast.unparse(node).splitlines())
                 source = f"def marlin(M, topk, E):\n{body}\n    return {{'BLOCK_SIZE_M': block_size_m}}\n"
@@ -197,6 +199,16 @@ def marlin_question(query: Query, archives: Path | None = None) -> dict[str, Any
                     query, artifact.origin, source, name, "marlin", arguments, "M", ["BLOCK_SIZE_M"]
                 )
     raise RuleUnknown(f"vllm {query.release} has no loop over Marlin's block sizes")
+
+
+def parsed(text: str, name: str) -> ast.Module:
+    """A foreign source as a tree, in this process. Raises RuleUnknown for one that is none, or too long to be one of a release's."""
+    if len(text) > LONGEST_SOURCE:
+        raise RuleUnknown(f"{name} has {len(text)} characters, more than a source of a release")
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise RuleUnknown(f"{name} can't be parsed: {error}") from error
 
 
 def own_tile_limit(query: Query, archives: Path | None = None) -> int:

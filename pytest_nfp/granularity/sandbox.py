@@ -618,9 +618,43 @@ class ClassBody:
         self._members[item.name] = Missing(f"{self._name}.{item.name}")
 
 
+def check_fields(kind: type) -> None:
+    """Refuse a class whose fields have other names than it gave them: dataclasses make code of these names."""
+    for one in type.mro(kind):
+        for key, field in one.__dict__.get("__dataclass_fields__", {}).items():
+            if type(field.name) is not str or field.name != key or not key.isidentifier() or "__" in key:
+                raise Refused("a field of a dataclass has another name than its own")
+
+
+def plain_dataclass(kind: Any = None, /, **options: Any) -> Any:
+    """dataclass, of fields whose names are those that were written."""
+    if kind is None:
+        return functools.partial(plain_dataclass, **options)
+    check_fields(kind)
+    return dataclasses.dataclass(**options)(kind)
+
+
+def plain_asdict(value: Any, **options: Any) -> Any:
+    """asdict, of such fields."""
+    check_fields(type(value))
+    return dataclasses.asdict(value, **options)
+
+
+def plain_replace(value: Any, /, **changes: Any) -> Any:
+    """replace, of such fields."""
+    check_fields(type(value))
+    return dataclasses.replace(value, **changes)
+
+
 PYTHON: dict[str, dict[str, Any]] = {
     "enum": {n: getattr(enum, n) for n in ("Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "auto", "unique")},
-    "dataclasses": {n: getattr(dataclasses, n) for n in ("dataclass", "field", "replace", "asdict", "fields")},
+    "dataclasses": {
+        "dataclass": plain_dataclass,
+        "field": dataclasses.field,
+        "fields": dataclasses.fields,
+        "asdict": plain_asdict,
+        "replace": plain_replace,
+    },
     "functools": {
         n: getattr(functools, n) for n in ("lru_cache", "cache", "cached_property", "partial", "total_ordering")
     },
@@ -1602,6 +1636,7 @@ def main() -> None:
 
     given = json.loads(sys.stdin.read())
     sys.stdin.close()
+    os.close(0)
     walls_of = confinement()
     walls = walls_of.confine(MAKERS, main.__code__)
     print(json.dumps({"walls": walls}), flush=True)

@@ -19,8 +19,8 @@ SANDBOX = Path(__file__).with_name("sandbox.py")
 CONFINEMENT = Path(__file__).with_name("confinement.py")
 SILENT_S = 9.0
 """Seconds without a line after which the process is ended: a question has less processor time than that."""
-MAX_LINE_BYTES, MAX_OUTPUT_BYTES = 1 << 20, 64 << 20
-"""Of one answer, and of all answers and errors of a process."""
+MAX_LINE_BYTES, MAX_OUTPUT_BYTES, MAX_ERROR_BYTES = 1 << 20, 64 << 20, 1 << 16
+"""Of one answer, of all answers, and of all errors of a process."""
 CHUNK_BYTES = 1 << 16
 
 
@@ -33,7 +33,11 @@ class Written:
 
 
 def run(request: dict[str, Any], seconds: int) -> Written:
-    """What a fresh, confined process writes of a request. seconds: processor time of a question, for the reason where it ran out."""
+    """What a fresh, confined process writes of a request: at the most its walls and a line a question.
+
+    seconds: processor time of a question, for the reason where it ran out.
+    """
+    most_lines = len(request["questions"]) + 1
     with tempfile.TemporaryDirectory(prefix="nfp-rule-") as folder, tempfile.TemporaryFile() as given:
         given.write(json.dumps(request).encode())
         given.seek(0)
@@ -47,19 +51,19 @@ def run(request: dict[str, Any], seconds: int) -> Written:
             start_new_session=True,
         )
         try:
-            output, errors, stopped = _read(process)
+            output, errors, stopped = _read(process, most_lines)
         finally:
             _end(process)
     lines = [line.decode(errors="replace") for line in output.split(b"\n")[:-1]]
     return Written(tuple(lines), stopped or _how_it_ended(process.returncode, errors, seconds))
 
 
-def _read(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes, str]:
+def _read(process: subprocess.Popen[bytes], most_lines: int) -> tuple[bytes, bytes, str]:
     """Output, errors, and why reading was given up; "" where both pipes were closed."""
     assert process.stdout is not None and process.stderr is not None
     kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
     output, errors = kept.values()
-    whole = 0  # Where the last whole line ends.
+    whole = lines = 0  # Where the last whole line ends, and how many there are.
     deadline = time.monotonic() + SILENT_S
     stopped = ""
     with selectors.DefaultSelector() as pipes:
@@ -77,21 +81,25 @@ def _read(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes, str]:
                 kept[key.fd] += chunk
                 if key.fd == process.stdout.fileno() and b"\n" in chunk:
                     whole = output.rindex(b"\n")
+                    lines += chunk.count(b"\n")
                     deadline = time.monotonic() + SILENT_S
-            if len(output) - whole > MAX_LINE_BYTES or len(output) + len(errors) > MAX_OUTPUT_BYTES:
+            if len(output) - whole > MAX_LINE_BYTES or len(output) > MAX_OUTPUT_BYTES or len(errors) > MAX_ERROR_BYTES:
                 stopped = "it wrote more than an answer can have"
+            elif lines > most_lines:
+                stopped = "it wrote more answers than it was asked for"
     return bytes(output), bytes(errors), stopped
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
+    try:
         # Closed pipes are no proof that it ended by itself: it has a moment to.
         with suppress(subprocess.TimeoutExpired):
             process.wait(0.5)
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()

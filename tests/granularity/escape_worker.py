@@ -26,6 +26,7 @@ def main() -> None:
     walls = sandbox.confinement()
     sandbox.confinement = lambda: walls
     if "language" in off:
+        sandbox.check_fields = lambda kind: None
         sandbox.check = sandbox.check_name = sandbox.check_text = lambda *arguments: None
         sandbox.plain = lambda text: text
         sandbox.OPERATORS = Everything()

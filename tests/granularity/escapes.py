@@ -131,6 +131,14 @@ def attempt(escape: Escape, folder: Path, off: Sequence[str] = ()) -> bool:
 GLOBALS = '["sys"].modules["os"]'
 
 ROUTES = [
+    Escape(
+        "name of a field",
+        "made = B() == B()\no = KEEP[0]",
+        before="from dataclasses import dataclass, field\nKEEP = []\nF = field(default=1)\n"
+        "@dataclass(init=False, repr=False)\nclass A:\n    x: int = F\n    k = KEEP\n"
+        "def poison():\n    A\n    F.name = 'x, self.k.append(' + '_' + '_import_' + '_(\"os\"))'\n"
+        "@dataclass(init=False, repr=False)\nclass B(A if poison() is None else A):\n    y: int = 2\n",
+    ),
     Escape("subclasses of object"),
     Escape("globals of a stub", "o = torch.cuda.is_available.__globals__['os']"),
     Escape("class of a stub", "o = torch.cuda.__class__.__init__.__globals__['os']"),

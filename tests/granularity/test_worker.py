@@ -79,6 +79,12 @@ def test_one_that_answers_twice_is_not_believed(monkeypatch: pytest.MonkeyPatch,
     assert isinstance(found, RuleUnknown)
 
 
+def test_more_lines_than_questions_end_the_reading(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process can't go on by writing a line now and then."""
+    (found,) = asked(monkeypatch, tmp_path, "while True: os.write(1, b'\\n'); time.sleep(0.01)")
+    assert isinstance(found, RuleUnknown)
+
+
 def test_a_rule_that_ends_its_process_costs_its_own_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The second of three: the third is asked of a fresh process, which answers."""
     code = f"""

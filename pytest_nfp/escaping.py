@@ -22,6 +22,11 @@ def shown_line(text: str) -> str:
     return found
 
 
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many characters; a longer one ends in dots."""
+    return text if len(text) <= most else f"{text[:most]} ..."
+
+
 LONGEST_MESSAGE = 4000
 """Characters of an error's message: what it quotes may be a file's."""
 
@@ -30,8 +35,5 @@ class Shown(Exception):
     """An error whose message may quote what others wrote: shown without what would steer a terminal, and not without end."""
 
     def __str__(self) -> str:
-        lines = [shown_line(line) for line in super().__str__().split("\n")]
-        text = "\n".join(
-            line if len(line) <= LONGEST_MESSAGE // 2 else f"{line[: LONGEST_MESSAGE // 2]} ..." for line in lines
-        )
-        return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]} ..."
+        lines = [shortened(shown_line(line), LONGEST_MESSAGE // 2) for line in super().__str__().split("\n")]
+        return shortened("\n".join(lines), LONGEST_MESSAGE)

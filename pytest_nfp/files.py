@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_nfp.escaping import Shown
+from pytest_nfp.escaping import Shown, shortened
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -83,7 +83,11 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         problems = [
             f"{path}:{_line(root, e['loc'])}: {'.'.join(str(p) for p in e['loc']) or 'file'}: {e['msg']}"
-            + ("" if e["type"] == "missing" or isinstance(e["input"], dict | list) else f" (got {_short(e['input'])})")
+            + (
+                ""
+                if e["type"] == "missing" or isinstance(e["input"], dict | list)
+                else f" (got {shortened(repr(e['input']), LONGEST_VALUE)})"
+            )
             for e in error.errors(include_url=False)[:MOST_PROBLEMS]
         ]
         raise FileError("\n".join([*problems, *_further(error)])) from error
@@ -113,11 +117,6 @@ def read_json(path: Path, model: type[Model]) -> Model:
         found = error.errors(include_url=False)[:MOST_PROBLEMS]
         problems = [f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in found]
         raise FileError("\n".join([*problems, *_further(error)])) from error
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} ..."
 
 
 def _further(error: ValidationError) -> list[str]:

@@ -21,7 +21,7 @@ from pytest_nfp import records
 from pytest_nfp.files import FileError, parse_json, write_atomically
 from pytest_nfp.records import CaseRecord, Record
 
-NAME, BEFORE = "journal.jsonl", "journal.before.jsonl"
+NAME = "journal.jsonl"
 KINDS = ("run", "machine", "case", "update")
 DEFAULTS: dict[str, Any] = {"tolerance": 0.2, "match_tolerance": 0.15, "protocol": "adaptive", "seed": 0}
 """What a journal of an older release may not say of its run."""
@@ -90,7 +90,7 @@ def begin(folder: Path, run: Mapping[str, Any], past: Past, resumed: Path | None
             continue
         break
     if path.exists() and not (resumed is not None and resumed.exists() and resumed.samefile(path)):
-        path.replace(path.with_name(BEFORE))
+        path.replace(path.with_name(f"{path.stem}.before.jsonl"))
     return Journal(path, run, past, lock)
 
 

@@ -99,7 +99,7 @@ class Session:
     written_reports: list[Path] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    trouble_said: list[str] = field(default_factory=list)
+    _warned: bool = False
     _fresh: dict[str, None] = field(default_factory=dict)
     _fresh_updates: dict[tuple[str, Backend, str], None] = field(default_factory=dict)
     _granularity: dict[Case, Granularity | RuleUnknown] = field(default_factory=dict)
@@ -353,8 +353,8 @@ class Session:
                 self._granularity[same] = granularity_of(case, self.settings.artifacts)
             except RuleUnknown as reason:
                 self._granularity[same] = reason
-            if (missing := evaluator.missing_walls()) and missing not in self.trouble_said:
-                self.trouble_said.append(missing)
+            if not self._warned and (missing := evaluator.missing_walls()):
+                self._warned = True
                 self.say(f"warning: {missing}")
         found = self._granularity[same]
         if isinstance(found, RuleUnknown):
@@ -611,7 +611,11 @@ class Session:
         has_baseline = known is not None and known.measured is not None
         is_stored = has_baseline and self.settings.update == "all"
         if verdict.outcome == "FAIL" and curve.kind == "measured" and again is not None and not is_stored:
-            second = again()
+            try:
+                second = again()
+            except Interrupted:  # What the first measurement found is kept.
+                self._note_interrupted(case, predicted, granularity, Interrupted(curve))
+                raise
             found = second.boundary(self.settings.tolerance) if second is not None else None
             if second is not None and found is not None:
                 verdict = confirmed(verdict, judged(second, found), found)

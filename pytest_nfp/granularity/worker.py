@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 SANDBOX = Path(__file__).with_name("sandbox.py")
-CONFINEMENT = Path(__file__).with_name("confinement.py")
 SILENT_S = 9.0
 """Seconds without a line after which the process is ended: a question has less processor time than that."""
 MAX_LINE_BYTES, MAX_OUTPUT_BYTES, MAX_ERROR_BYTES = 1 << 20, 64 << 20, 1 << 16

@@ -122,6 +122,14 @@ def test_a_long_header_is_refused_before_it_is_read(tmp_path: Path, digits: int)
         members_of(tmp_path / "a.tar.gz", WANTED)
 
 
+def test_members_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty ones count: each costs its header's time."""
+    monkeypatch.setattr(archive_members, "MAX_MEMBERS", 5)
+    path = tar(tmp_path / "a.tar.gz", *(info(f"vllm-1/{i}", tarfile.DIRTYPE) for i in range(9)))
+    with pytest.raises(RuleUnknown, match="more than 5 members"):
+        members_of(path, WANTED)
+
+
 def test_two_top_folders_with_one_name_are_refused(tmp_path: Path) -> None:
     """Without them both are the same file."""
     with pytest.raises(RuleUnknown, match="several members for the name"):

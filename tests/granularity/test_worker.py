@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_nfp.cli import main
 from pytest_nfp.granularity import evaluator, worker
 from pytest_nfp.granularity.evaluator import Answer
 from pytest_nfp.granularity.maps import RuleUnknown
+
+from . import releases
 
 RUNS = '"runs": [[1, [16, null, null, ""]]]'
 START = (
@@ -137,8 +140,6 @@ def test_code_of_a_folder_needs_all_walls_or_trust(monkeypatch: pytest.MonkeyPat
     """Refused with the wall that is missing and what to do; run when it is trusted; never refused from the index."""
     code = (
         """
-print_ = print
-walls = {"landlock": "the kernel has none", "seccomp": "", "audit": ""}
 for number, question in enumerate(given["questions"]):
     if question["origin"] in given["trusted"]:
         print('{"number": ' + str(number) + ', """
@@ -160,6 +161,31 @@ for number, question in enumerate(given["questions"]):
     assert index == installed == [(1, (16, None, None, ""))]
     assert evaluator.walls() == {"landlock": "the kernel has none"}
     assert evaluator.missing_walls() == "rules were evaluated without landlock (the kernel has none)"
+
+
+def test_json_says_which_walls_stood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the answer of a rule in a folder, when it is evaluated and when it is kept."""
+    releases.vllm(tmp_path, "99.1")
+    for _ in range(2):
+        command = [
+            "granularity",
+            "vllm==99.1",
+            "--gpu",
+            "h20",
+            "--model",
+            "llada-2.1-mini",
+            "--artifacts",
+            str(tmp_path),
+            "--json",
+        ]
+        assert main(command) == 0
+        assert set(json.loads(capsys.readouterr().out)["walls"]) == {
+            "namespaces",
+            "landlock",
+            "limits",
+            "seccomp",
+            "audit",
+        }
 
 
 def test_trust_is_given_and_taken_back() -> None:

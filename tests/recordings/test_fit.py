@@ -160,6 +160,14 @@ def test_a_machines_own_spread_is_widened_until_it_covers_its_curves() -> None:
     assert wide_few <= min(few, 1.0) and wide_many >= max(many, 1.0)
 
 
+@pytest.mark.parametrize("count", [9, 10, 12])
+def test_every_fold_leaves_shapes_enough_for_a_fit(count: int) -> None:
+    """Few shapes make more folds: each fit has at least eight, and each shape is held out once."""
+    found = fit.folds(joined(count=count))
+    assert min(len({j.curve.shape for j in seen}) for seen, _ in found) >= fit.MIN_SHAPES
+    assert sum(len(unseen) for _, unseen in found) == count
+
+
 def test_a_spread_that_covers_is_not_widened() -> None:
     """Predictions 5% too high everywhere: the interval reaches from there to what was predicted, no farther."""
     found = fit.judge(

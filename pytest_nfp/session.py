@@ -52,6 +52,7 @@ from pytest_nfp.verdict import (
     agreement,
     changes_in_words,
     confirmed,
+    controlled,
     effect_in_words,
     explain,
     gate_by_boundary,
@@ -612,13 +613,16 @@ class Session:
         is_stored = has_baseline and self.settings.update == "all"
         if verdict.outcome == "FAIL" and curve.kind == "measured" and again is not None and not is_stored:
             try:
+                self.say(f"{case.key}: FAIL; measured once more to confirm it")
                 second = again()
+                found = second.boundary(self.settings.tolerance) if second is not None else None
+                if second is not None and found is not None:
+                    verdict = confirmed(verdict, judged(second, found), found)
+                if verdict.outcome == "FAIL" and case.gpu == "cpu" and figures is not None and figures.describes:
+                    verdict = controlled(verdict, self._why_not_as_calibrated(case))
             except Interrupted:  # What the first measurement found is kept.
                 self._note_interrupted(case, predicted, granularity, Interrupted(curve))
                 raise
-            found = second.boundary(self.settings.tolerance) if second is not None else None
-            if second is not None and found is not None:
-                verdict = confirmed(verdict, judged(second, found), found)
         verdict = self._require_baseline(verdict, has_baseline)
         exact = stored if stored and stored[2] else None
         is_sure = not curve.invalid and not boundary.undecided
@@ -719,8 +723,7 @@ class Session:
             return None, Verdict("SKIPPED", (f"{absent}; {reason}" if absent else str(reason),))
 
     def _measured_again(self, case: Case, granularity: Granularity | None) -> Curve | None:
-        """A second curve of a case that failed, with fresh inputs and weights; None where there is none."""
-        self.say(f"{case.key}: FAIL; measured once more to confirm it")
+        """A curve beside a case that failed, with fresh inputs and weights; None where there is none."""
         device = self._measuring(case.gpu)
         try:
             with time_limit(self.settings.case_timeout):
@@ -731,6 +734,26 @@ class Session:
         finally:
             if device is not None:
                 device.clean()
+
+    def _why_not_as_calibrated(self, case: Case) -> str:
+        """Why this machine is not as it was calibrated, by shapes of its calibration that are measured now; "" where it is."""
+        from pytest_nfp.measure import calibrate
+
+        device = self._measuring(case.gpu)
+        assert device is not None
+        for control in calibrate.controls(device, case):
+            self.say(f"{case.key}: FAIL; {control.subject.name}, a shape of the calibration, is measured beside it")
+            predicted, granularity = self.predicted(control)
+            curve = self._measured_again(control, granularity)
+            boundary = curve.boundary(self.settings.tolerance) if curve is not None else None
+            if curve is None or boundary is None:
+                return f"{control.subject.name} could not be measured"
+            figures = self.figures(control, granularity)
+            within = self.settings.match_tolerance
+            verdict = judge_boundary(control, curve, boundary, predicted, figures, granularity, None, within)
+            if verdict.outcome != "PASS":
+                return f"{control.subject.name} is {verdict.outcome} too: {verdict.reasons[0]}"
+        return ""
 
     def _with_what_it_saw(self, case: Case, curve: Curve, prepared: backends.Prepared, device: Device) -> Curve:
         """The curve with what its forwards tell of themselves, before they are given up."""

@@ -275,6 +275,17 @@ def confirmed(first: Verdict, second: Verdict, boundary: Boundary) -> Verdict:
     return Verdict("UNDECIDED", (f"not confirmed: {n_max}, which does not fail ({why})", *first.reasons))
 
 
+def controlled(verdict: Verdict, moved: str) -> Verdict:
+    """A FAIL against a machine's own calibration stands where the shapes of the calibration are still met.
+
+    moved: why they are not; "" where they are.
+    """
+    if not moved:
+        return replace(verdict, reasons=(*verdict.reasons, "shapes of the calibration are met beside it"))
+    said = f"this machine is not as it was calibrated: {moved}; wait until it is quiet, or delete the calibration that nfp calibrate names"
+    return Verdict("UNDECIDED", (said, *verdict.reasons))
+
+
 def _is_capped(boundary: Boundary, curve: Curve) -> bool:
     """Whether the kernel refuses to go on past N_max: nothing that was measured lies between."""
     refused = [n for n in boundary.refused if n > boundary.n_max]

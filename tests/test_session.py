@@ -19,7 +19,7 @@ from pytest_nfp.catalog import UnknownName
 from pytest_nfp.devices import Forward
 from pytest_nfp.files import FileError, read_yaml
 from pytest_nfp.granularity import artifacts, granularity_of
-from pytest_nfp.measure import Curve
+from pytest_nfp.measure import Curve, device_curves
 from pytest_nfp.measure.sweep import Interrupted
 from pytest_nfp.predict import datasheet, predict_case
 from pytest_nfp.session import Session, positions_to_measure, reach_of
@@ -28,8 +28,12 @@ from pytest_nfp.testing import Noise, Simulated, staircase
 from pytest_nfp.verdict import Verdict
 
 from .conftest import PROJECT
+from .measure.test_calibrate import Cpu
 
 pytestmark = pytest.mark.usefixtures("offline")
+
+
+CPU_DENSE = list(expand("cpu", Backend("torch", "2.13.0"), "dense", catalog.model("dense-ffn-2048x6144")))
 
 
 def session(**changed: object) -> Session:
@@ -276,6 +280,34 @@ def test_a_fail_of_which_the_second_measurement_can_not_be_trusted_is_undecided(
     v = s.check_boundary(DENSE)
     assert v.outcome == "UNDECIDED"
     assert "(T(N0) drifted)" in v.reasons[0]
+
+
+@pytest.mark.parametrize("is_whole_machine", [True, False])
+def test_a_fail_stands_where_the_shapes_of_the_calibration_are_still_met(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_whole_machine: bool
+) -> None:
+    """After the calibration more rows became slower: on every shape, which is the machine; or on the tested one alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    case = next(c for c in CPU_DENSE if c.kernel == "onednn-packed" and c.batch == 1)
+    is_moved = False
+
+    def slower(one: Case, positions: int) -> float:
+        is_met = is_moved and (is_whole_machine or one.subject == case.subject)
+        return 1.6 if is_met and positions > 2 else 1.0
+
+    cpu = Cpu(monkeypatch, slower)
+    monkeypatch.setattr(session_module, "find_device", lambda gpu, timer: (cpu.device, ""))
+    monkeypatch.setattr(backends, "prepare", device_curves.prepare)
+    s = Session(Settings(gpu=("cpu",), protocol="quick", baselines=tmp_path / "baselines"), PROJECT)
+    s.predicted(case)
+    is_moved = True
+    v = s.check_boundary(case)
+    if is_whole_machine:
+        assert v.outcome == "UNDECIDED"
+        assert v.reasons[0].startswith("this machine is not as it was calibrated: gemm-")
+    else:
+        assert v.outcome == "FAIL"
+        assert "shapes of the calibration are met beside it" in v.reasons
 
 
 def test_what_failed_is_kept_where_its_confirmation_is_interrupted(

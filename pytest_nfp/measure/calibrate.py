@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,8 @@ BATCHES = (1, 2, 4)
 """A GEMM's boundary is judged from the rows of one position of so many requests."""
 FIRST = 3
 """Curves after which a machine that lets none of them be trusted is given up."""
+CONTROLS = 2
+"""Shapes of the calibration that are measured once more beside a case that fails."""
 MIN_WITHIN_ONE_STEP = 0.8
 """Share of the held-out curves whose N_max must be predicted within one grid step; else the kernel is unpredictable."""
 
@@ -74,6 +77,24 @@ def load_or_calibrate(device: Device, kernel: str, folder: Path, seed: int, say:
             raise NoFit(f"its calibration can't be kept: {error}") from error
         residuals.read.cache_clear()
         return found
+
+
+def controls(device: Device, case: Case) -> list[Case]:
+    """Shapes of the calibration that are nearest to a case's, with its batch and routing: their curves are known."""
+    alike = [c for c in device_curves.cpu_cases(device, case.kernel or "") if c.routing == case.routing]
+    size = math.log(_elements(case))
+    nearest = sorted(alike, key=lambda c: abs(math.log(_elements(c)) - size))[:CONTROLS]
+    return [replace(c, batch=case.batch) for c in nearest]
+
+
+def _elements(case: Case) -> int:
+    """Of the largest GEMM, of an expert's layer, or of the cached keys and values."""
+    moe, attention = case.subject.moe, case.subject.attention
+    if case.module == "moe" and moe is not None:
+        return moe.experts * moe.width * case.subject.hidden
+    if case.module == "attention" and attention is not None:
+        return attention.heads * attention.head_dim * (case.context or 1)
+    return max(n * k for n, k in case.gemms)
 
 
 def _kept(path: Path) -> dict[str, Fitted]:

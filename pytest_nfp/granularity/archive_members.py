@@ -84,6 +84,8 @@ def zip_members(archive: zipfile.ZipFile, wanted: re.Pattern[str]) -> Members:
     _refuse_names(i.filename for i in entries if not i.is_dir())
     kept = 0
     known = {i.filename: i for i in entries if wanted.search(i.filename) and not i.is_dir()}
+    for name in known:
+        _refuse_spelling(name)
 
     def read(name: str) -> str:
         nonlocal kept
@@ -174,15 +176,20 @@ def tar_members(file: IO[bytes], wanted: re.Pattern[str]) -> Members:
             kept += member.size
             if kept > MAX_WANTED_BYTES:
                 raise RuleUnknown(f"its rules and tuned files have more than {MAX_WANTED_BYTES >> 20} MiB")
-            if name in texts or str(PurePosixPath(member.name)) != member.name:
-                raise RuleUnknown(
-                    f"it has several members for the name {name!r}, or one that is written in another way"
-                )
+            _refuse_spelling(member.name)
+            if name in texts:
+                raise RuleUnknown(f"it has several members for the name {name!r}")
             handle = tar.extractfile(member)
             assert handle is not None
             texts[name] = handle.read(MAX_MEMBER_BYTES).decode(errors="replace")
     _refuse_names(names)
     return frozenset(texts), texts.__getitem__
+
+
+def _refuse_spelling(name: str) -> None:
+    """Refuse a wanted name with a part too many: a//b and a/./b are other names for a/b. Raises RuleUnknown."""
+    if str(PurePosixPath(name)) != name:
+        raise RuleUnknown(f"it has a member with the name {name!r}, which is another spelling of a name")
 
 
 def _refuse_names(names: Iterable[str]) -> None:

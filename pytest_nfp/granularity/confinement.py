@@ -12,7 +12,8 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import CodeType, FunctionType
 from typing import Any
 
 MEMORY_BYTES = 1 << 30
@@ -65,7 +66,7 @@ class Absent(Exception):
     """A wall that can't be put up here; the message says why."""
 
 
-def confine(trusted: tuple[dict[str, Any], ...], setter: object) -> dict[str, str]:
+def confine(trusted: frozenset[CodeType], setter: object) -> dict[str, str]:
     """Put up all walls in their order. Returns the reason of each that is missing, by name; "" where it stands.
 
     trusted, setter: as watch_events has them. The first foreign line runs after this.
@@ -190,34 +191,62 @@ _ARGUMENTS: dict[str, list[tuple[int, int, int, int]]] = {
 """What a call's arguments must be: instructions that refuse, or fall through to the allowance."""
 
 
-def watch_events(trusted: tuple[dict[str, Any], ...], setter: object) -> None:
+def watch_events(trusted: frozenset[CodeType], setter: object) -> None:
     """An audit hook that ends the process at the first event that a rule has no business with.
 
-    trusted: globals of the modules that make code and look at frames for a rule, such as dataclasses. setter: the code
-    object that may set the processor time.
+    trusted: functions that make code and look at frames for a rule, such as those of dataclasses; what they make is not
+    trusted. setter: the function that may set the processor time. Both as code objects: a rule can give its own code
+    another's globals, but not another's code. ctypes, which writes to memory without an event, is taken away.
     """
     leave, write, frame_of, refuse = os._exit, os.write, sys._getframe, 70
     attributes = ("object.__getattr__", "object.__setattr__", "object.__delattr__")
     makers = frozenset(("builtins.id", "compile", "exec", "sys._getframe", *attributes))
-    asking = False
 
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal asking
-        if asking:  # Looking at a frame is an event too.
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        # To look at a frame and at its code are events too, and harm nobody. No flag tells them from others: a finalizer that
+        # runs meanwhile would profit by it.
+        if event == "object.__getattr__" and arguments[1] == "f_code":
             return
-        asking = True
-        try:
-            caller = frame_of(1)
-            if event in makers and any(caller.f_globals is names for names in trusted):
+        if event == "sys._getframe" and arguments[0].f_code is own:
+            return
+        caller = frame_of(0).f_back
+        if caller is not None:
+            if event in makers and caller.f_code in trusted:
                 return
             if event == "resource.setrlimit" and caller.f_code is setter:
                 return
-        finally:
-            asking = False
         write(2, f"the rule raised the event {event}, which no rule needs\n".encode())
         leave(refuse)
 
+    own = hook.__code__
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("ctypes", "_ctypes")]:
+        vars(sys.modules.pop(name)).clear()
     sys.addaudithook(hook)
+
+
+def codes_of(names: Iterable[object]) -> frozenset[CodeType]:
+    """The code of functions, of the methods of classes, and of what is defined inside them."""
+    found: set[CodeType] = set()
+    seen: set[int] = set()
+    left = list(names)
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, CodeType):
+            found.add(value)
+            left.extend(c for c in value.co_consts if isinstance(c, CodeType))
+        elif isinstance(value, type):
+            left.extend(vars(value).values())
+        elif isinstance(value, FunctionType):
+            left.append(value.__code__)
+            left.append(getattr(value, "__wrapped__", None))
+        else:
+            # Kinds of methods, caches and properties hold the function that they stand for.
+            held = ("__func__", "__wrapped__", "fget", "func")
+            left.extend(vars(type(value)).get(h) and getattr(value, h, None) for h in held)
+    return frozenset(found)
 
 
 def _no_new_privileges() -> None:

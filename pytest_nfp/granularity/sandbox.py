@@ -576,8 +576,32 @@ def plain_replace(value: Any, /, **changes: Any) -> Any:
     return dataclasses.replace(value, **changes)
 
 
+class PlainEnumType(enum.EnumMeta):
+    """The type of a rule's enums: a call finds a member and makes no class, whose methods no check would see."""
+
+    def __call__(cls, value: Any) -> Any:  # type: ignore[override]  # fewer parameters on purpose
+        return super().__call__(value)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if cls in SEALED:
+            raise Refused(f"{cls.__name__} of Python can't be changed by a rule")
+        super().__setattr__(name, value)
+
+
+SEALED: set[type] = set()
+"""Classes that all questions of a source share."""
+
+
+def plain_enum(base: Any) -> Any:
+    """A base for a rule's enums, which behaves as Python's own."""
+    made = PlainEnumType(base.__name__, (base,), PlainEnumType.__prepare__(base.__name__, (base,)))
+    SEALED.add(made)
+    return made
+
+
 PYTHON: dict[str, dict[str, Any]] = {
-    "enum": {n: getattr(enum, n) for n in ("Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "auto", "unique")},
+    "enum": {n: plain_enum(getattr(enum, n)) for n in ("Enum", "IntEnum", "StrEnum", "Flag", "IntFlag")}
+    | {"auto": enum.auto, "unique": enum.unique},
     "dataclasses": {
         "dataclass": plain_dataclass,
         "field": dataclasses.field,
@@ -1553,8 +1577,8 @@ def confinement() -> Any:
     return module
 
 
-MAKERS = (*(vars(m) for m in (ast, collections, dataclasses, enum, functools, inspect, typing)), globals())
-"""Globals of the modules that make code and look at frames for a rule."""
+MAKERS = (ast, collections, dataclasses, enum, functools, inspect, typing)
+"""Modules whose functions make code and look at frames for a rule."""
 
 
 def main() -> None:
@@ -1568,7 +1592,8 @@ def main() -> None:
     sys.stdin.close()
     os.close(0)
     walls_of = confinement()
-    walls = walls_of.confine(MAKERS, main.__code__)
+    makers = [value for module in MAKERS for value in vars(module).values()]
+    walls = walls_of.confine(walls_of.codes_of([*makers, *globals().values()]), main.__code__)
     print(json.dumps({"walls": walls}), flush=True)
     missing = [f"{name}: {walls[name]}" for name in walls_of.REQUIRED if walls[name]]
     for number, question in enumerate(given["questions"]):

@@ -31,6 +31,7 @@ def main() -> None:
         sandbox.plain = lambda text: text
         sandbox.OPERATORS = Everything()
         sandbox.SAFE |= {"getattr": getattr, "type": type}
+        sandbox.PYTHON["enum"]["Enum"] = sandbox.enum.Enum
     builders = {
         "namespaces": "leave_namespaces",
         "landlock": "refuse_files",

@@ -229,6 +229,16 @@ ROUTES = [
         before=f"KEEP = []\nclass A:\n    def __del__(self):\n        KEEP.append({WALK})\n",
     ),
     Escape(
+        "finalizer while an event is looked at",
+        "for i in range(300):\n    a = A()\n    a.a = a\n    NamedTuple('N', [])\no = KEEP[0]['os']",
+        before=f"from typing import NamedTuple\nKEEP = []\nclass A:\n    def __del__(self):\n        if not KEEP:\n            KEEP.append({WALK})\n",
+    ),
+    Escape(
+        "special method by a call of Enum",
+        f"A = Enum('A', {{'x': 1, '_' + '_getattr_' + '_': lambda self, name: {WALK}}})\no = A.x.anything['os']",
+        before="from enum import Enum\n",
+    ),
+    Escape(
         "copy that reconstructs",
         "import dataclasses\ndataclasses.asdict(D(A()))\no = KEEP[0]['os']",
         before=f"from dataclasses import dataclass\nKEEP = []\nclass A:\n    def __deepcopy__(self, memo):\n        KEEP.append({WALK})\n@dataclass\nclass D:\n    x: object\n",
@@ -336,6 +346,17 @@ DEEDS = [
         "ok = o.mmap(None, 4096, 7, 34, -1, 0) > 0",
     ),
     Escape("io_uring", LIBC, "ok = o.syscall(425, 1, b'\\0' * 120) >= 0"),
+    Escape(
+        "memory without an event",
+        f"c = {WALK}['ctypes']\nto = c.create_string_buffer(2)\nc.memmove(to, b'x', 1)",
+        "ok = to.value == b'x'",
+    ),
+    Escape(
+        "another module's globals",
+        f"m = {WALK}\nh = []\nn = m['types'].SimpleNamespace(__annotations__={{'x': '(h.append(id(h)), int)[1]'}})\n"
+        "m['typing'].get_type_hints(n, m['typing'].__dict__, {'h': h})",
+        "ok = h[0] > 0",
+    ),
     Escape("priority", does="o.setpriority(0, 0, 5)"),
     Escape("handler of a signal", BUILTINS, "b.__import__('_signal').signal(24, 1)"),
     Escape(

@@ -68,6 +68,18 @@ def test_a_name_that_repeats_refuses_the_archive(tmp_path: Path, is_wheel: bool)
         members_of(path, WANTED)
 
 
+@pytest.mark.parametrize("name", ["vllm//a.py", "vllm/./a.py", "./vllm/a.py"])
+@pytest.mark.parametrize("is_wheel", [True, False])
+def test_another_spelling_of_a_name_is_refused(tmp_path: Path, name: str, is_wheel: bool) -> None:
+    """It would stand beside the name proper, and two readers may take two files."""
+    if is_wheel:
+        path = releases.wheel(tmp_path, "vllm", "99.1", {name: "x", "vllm/a.py": "x"})
+    else:
+        path = tar(tmp_path / "vllm-99.1.tar.gz", info("vllm-99.1/vllm/a.py"), info(f"vllm-99.1/{name}"))
+    with pytest.raises(RuleUnknown, match="another spelling of a name"):
+        members_of(path, WANTED)
+
+
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
 def test_a_link_or_device_for_a_rule_is_refused(tmp_path: Path, kind: bytes) -> None:
     """Links elsewhere are passed over: source archives have them."""

@@ -124,6 +124,8 @@ def bad_rule(body: str) -> str:
         ("return try_get_optimal_moe_config(w1_shape, w2_shape, top_k, dtype, M)", "recurses without end"),
         ("return [0] * 10**10", "more memory than it may"),
         ("return '{0.__globals__}'.format_map", "format_map is not allowed"),
+        ("from enum import Enum\n    Enum.shared = 1", "Enum of Python can't be changed by a rule"),
+        ("from enum import Enum\n    return Enum('Tile', {'x': 1})", "TypeError"),
     ],
 )
 def test_a_rule_that_reaches_for_more_is_unknown(tmp_path: Path, body: str, reason: str) -> None:

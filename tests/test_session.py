@@ -19,7 +19,7 @@ from pytest_nfp.catalog import UnknownName
 from pytest_nfp.devices import Forward
 from pytest_nfp.files import FileError, read_yaml
 from pytest_nfp.granularity import artifacts, granularity_of
-from pytest_nfp.measure import Curve, device_curves
+from pytest_nfp.measure import Curve
 from pytest_nfp.measure.sweep import Interrupted
 from pytest_nfp.predict import datasheet, predict_case
 from pytest_nfp.session import Session, positions_to_measure, reach_of
@@ -297,7 +297,7 @@ def test_a_fail_stands_where_the_shapes_of_the_calibration_are_still_met(
 
     cpu = Cpu(monkeypatch, slower)
     monkeypatch.setattr(session_module, "find_device", lambda gpu, timer: (cpu.device, ""))
-    monkeypatch.setattr(backends, "prepare", device_curves.prepare)
+    monkeypatch.setattr(backends, "prepare", cpu.prepare)
     s = Session(Settings(gpu=("cpu",), protocol="quick", baselines=tmp_path / "baselines"), PROJECT)
     s.predicted(case)
     is_moved = True

@@ -52,6 +52,7 @@ class Cpu:
 
             return Prepared(forward, 100, 200, "simulated", 2)
 
+        self.prepare = prepare
         monkeypatch.setattr(device_curves, "prepare", prepare)
 
     def figures(self, kernel: str, folder: Path, dtype: str = "fp32") -> Figures:

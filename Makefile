@@ -74,6 +74,7 @@ lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 bench: .venv/.dev
 	$(BIN)/python benchmarks/startup.py

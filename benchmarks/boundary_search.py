@@ -23,9 +23,9 @@ from pytest_nfp.measure import PROTOCOLS, sweep
 from pytest_nfp.measure.protocol import PAPER_FORWARDS
 from pytest_nfp.principle import Boundary, Point, find_boundary
 from pytest_nfp.principle.boundary import bracketed
-from pytest_nfp.session import own_case
+from pytest_nfp.run.own_kernel import own_case
 from pytest_nfp.testing import Latency, Noise, Simulated, roofline, staircase, with_hole
-from pytest_nfp.verdict import judge_boundary
+from pytest_nfp.verdict import Evidence, judge_boundary
 
 TOLERANCE, MATCH_TOLERANCE = 0.20, 0.15
 
@@ -156,7 +156,7 @@ def outcome(before: Latency, after: Latency, end: int, noise: Noise, seed: int) 
     assert old is not None and new is not None
     stored = CaseBaseline(baseline_positions=1, measured=measured_of(curves[0], old, True, ""))
     case = own_case("cpu", "simulated")
-    return judge_boundary(case, curves[1], new, None, None, None, stored, MATCH_TOLERANCE).outcome
+    return judge_boundary(Evidence(case, curves[1], new, baseline=stored, match_tolerance=MATCH_TOLERANCE)).outcome
 
 
 def pairs(count: int, seed: int) -> None:

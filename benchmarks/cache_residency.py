@@ -20,8 +20,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
 
-from pytest_nfp.recordings import aiconfigurator, library
-from pytest_nfp.recordings.fit import NOTHING, HeldOut, Joined, NoFit, by_calibration, fit, folds, join, judge, leftover
+from pytest_nfp.calibration.cross_validation import NOTHING, HeldOut, judge
+from pytest_nfp.calibration.fit import NoFit, by_calibration, fit, folds, leftover
+from pytest_nfp.calibration.kernel_work import Joined, join
+from pytest_nfp.recordings import library, tables
 
 CACHE = {"a100": 40e6, "h100": 50e6, "h200": 50e6, "l40s": 96e6, "b200": 126e6}
 """Bytes of L2, by NVIDIA's architecture white papers."""
@@ -128,7 +130,7 @@ def main() -> None:
         (gpu, framework, module)
         for module in modules
         for gpu in given.gpu or CACHE
-        for framework in dict.fromkeys(b.framework for b in aiconfigurator.releases(gpu, module))
+        for framework in dict.fromkeys(b.framework for b in tables.releases(gpu, module))
     ]
     with ProcessPoolExecutor() as pool:
         for found in pool.map(table, jobs):

@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 
 from pytest_nfp import catalog
+from pytest_nfp.calibration import cross_validation, kernel_work
+from pytest_nfp.calibration.cross_validation import TOLERANCE
+from pytest_nfp.calibration.kernel_work import Joined
 from pytest_nfp.files import write_atomically
 from pytest_nfp.principle import branch_term, dense_term, find_boundary, moe_term
-from pytest_nfp.recordings import aiconfigurator, fit, library
-from pytest_nfp.recordings.fit import TOLERANCE, Joined
+from pytest_nfp.recordings import library, tables
 
 GPUS = ("a100", "b200", "h100", "h200", "l40s")
 
@@ -41,9 +43,9 @@ def main() -> None:
         curves = [c for c in library.read_all(GPUS, module).curves if c.distribution in ("", "balanced")]
         for framework in ("sglang", "vllm"):
             mine = [c for c in curves if c.framework == framework]
-            joined = [j for j in fit.join(mine)[0] if module == "dense" or j.granularity is not None]
+            joined = [j for j in kernel_work.join(mine)[0] if module == "dense" or j.granularity is not None]
             ratios = [find_boundary(j.curve.points, TOLERANCE, j.curve.base).n_max / principle(j) for j in joined]
-            low, high = fit.percentiles(ratios)
+            low, high = cross_validation.percentiles(ratios)
             print(f"{module} {framework}: {len(joined)} curves, recorded over predicted N_max {low} to {high} (95%)")
             rows.append(
                 f"- {{module: {module}, framework: {framework}, low: {low}, high: {high}, curves: {len(joined)}}}"
@@ -51,7 +53,7 @@ def main() -> None:
     if given.write:
         head = (
             "# Written by `python benchmarks/datasheet_errors.py --write`: recorded N_max over the principle's, BF16, balanced.\n"
-            f"schema: 1\nsource: aiconfigurator-core {aiconfigurator.VERSION}\nerrors:\n"
+            f"schema: 1\nsource: aiconfigurator-core {tables.VERSION}\nerrors:\n"
         )
         write_atomically(catalog.DATASHEET_ERRORS, head + "\n".join(rows) + "\n")
         print(f"wrote {catalog.DATASHEET_ERRORS}")

@@ -26,8 +26,8 @@ from pathlib import Path
 
 import yaml
 
-from pytest_nfp import journal
 from pytest_nfp.files import FileError
+from pytest_nfp.records import journal
 
 ROUNDS = 50
 CASE_S = 0.15
@@ -45,9 +45,10 @@ CONFTEST = f"""
 import os, time
 from dataclasses import replace
 import pytest
-from pytest_nfp import session
+from pytest_nfp import backends, devices
 from pytest_nfp.backends import Prepared
 from pytest_nfp.predict import datasheet
+from pytest_nfp.run.inputs import Inputs
 from pytest_nfp.testing import Noise, Simulated, staircase
 
 machine = Simulated(staircase(), Noise(0.01))
@@ -73,11 +74,11 @@ def pytest_runtest_logreport(report):
             log(os.environ["NFP_KILLS_LOGS"] + "/finished", case["id"])
 
 
-session.find_device = lambda gpu, timer: (machine.device(notes=dict(uuid="kills")), "")
+devices.find_device = lambda gpu, timer: (machine.device(notes=dict(uuid="kills")), "")
 # Nothing that a boundary could fail against: it would be measured once more.
 figures = replace(datasheet(1e12, 1e11), describes=False, cause="simulated")
-session.Session.figures = lambda self, case, granularity: figures
-session.backends.prepare = prepare
+Inputs.figures = lambda self, case, granularity: figures
+backends.prepare = prepare
 """
 
 

@@ -23,21 +23,12 @@ from typing import Any
 from packaging.version import Version
 
 from pytest_nfp import catalog
+from pytest_nfp.calibration.cross_validation import NOTHING, HeldOut, judge
+from pytest_nfp.calibration.fit import NoFit, by_calibration, cross_validate, fit, folds, leftover
+from pytest_nfp.calibration.kernel_work import Joined, join
+from pytest_nfp.predict import residuals
 from pytest_nfp.principle import Calibration, active_experts, branch_term, moe_term, n_idle_dense, n_idle_moe
-from pytest_nfp.recordings import aiconfigurator, library, residuals
-from pytest_nfp.recordings.fit import (
-    NOTHING,
-    HeldOut,
-    Joined,
-    NoFit,
-    by_calibration,
-    cross_validate,
-    fit,
-    folds,
-    join,
-    judge,
-    leftover,
-)
+from pytest_nfp.recordings import library, tables
 
 GPUS = ("h100", "h200", "l40s", "a100", "b200")
 
@@ -125,7 +116,7 @@ def engine(seen: Sequence[Joined]) -> Callable[[Joined], list[float]]:
 
     systems = Path(str(aiconfigurator_core.__file__)).parent / "systems"
     first = seen[0].curve
-    op, system = aiconfigurator.OPS[first.module], aiconfigurator.SYSTEMS[first.gpu]
+    op, system = tables.OPS[first.module], tables.SYSTEMS[first.gpu]
     quant = getattr(common.GEMMQuantMode if first.module == "dense" else common.MoEQuantMode, QUANT[first.dtype])
     # The engine keeps a database by its path: a path of its own for each fold.
     root = Path(tempfile.mkdtemp(prefix="predictors-"))
@@ -327,7 +318,7 @@ def main() -> None:
     modules: Sequence[library.Module] = given.module or ("moe", "dense")
     for module in modules:
         for gpu in given.gpu or GPUS:
-            for framework in dict.fromkeys(b.framework for b in aiconfigurator.releases(gpu, module)):
+            for framework in dict.fromkeys(b.framework for b in tables.releases(gpu, module)):
                 table(gpu, framework, module, given.dtype, given.ablate)
     for module in modules:
         print(f"left out of the {module} tables, curves (power laws are counted too)")

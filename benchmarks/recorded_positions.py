@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from statistics import median
 
 from pytest_nfp.principle import find_boundary
-from pytest_nfp.recordings import NoRecording, aiconfigurator, positions
+from pytest_nfp.recordings import NoRecording, positions, tables
 
 SHORT = 4096
 
@@ -18,7 +18,7 @@ def main() -> None:
     left_out: Counter[str] = Counter()
     print(f"{'':<88} {'curves':>6}  {'L <= 4096':>15}  {'L > 4096':>15}")
     print(f"{'GPU, release, table, kernel':<88} {'':>6}  {'n_max / exit':>15}  {'n_max / exit':>15}")
-    for gpu in sorted(aiconfigurator.SYSTEMS):
+    for gpu in sorted(tables.SYSTEMS):
         try:
             found = positions.read(gpu)
         except NoRecording as reason:

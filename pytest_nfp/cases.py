@@ -7,46 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pytest_nfp import catalog, registry
+from pytest_nfp import catalog, frameworks, registry
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.principle.routing import Routing, active_experts, baseline_positions
 
 Module = Literal["dense", "moe", "attention", "model", "own"]
 """`model` is a whole model on an engine; `own` is a forward that a user's test brings: no module that the catalog describes."""
-FRAMEWORKS: dict[Module, tuple[str, ...]] = {
-    "dense": ("vllm", "sglang", "torch"),
-    "moe": ("vllm", "sglang", "torch"),
-    "attention": ("flash-attn", "flashinfer-python", "flash-attn-3", "flash-attn-4", "torch", "vllm"),
-    "model": ("transformers", "vllm", "sglang", "nano-vllm"),
-}
-MLA = ("flashinfer-python",)
-"""Frameworks whose MLA is described: a rule on a GPU, and a forward."""
-DRAFTS = "drafts"
-"""The variant of vLLM's engine that verifies drafts, whose forward has logits for all of them."""
-NO_RULE = {
-    ("torch", "moe"),
-    ("torch", "attention"),
-    ("vllm", "attention"),
-    ("transformers", "model"),
-    ("vllm", "model"),
-    ("sglang", "model"),
-    ("nano-vllm", "model"),
-}
-"""GPU kernels and engines that publish no tile rule: nothing is asked of them but where a device can measure their boundary."""
-GPU_KERNELS: dict[tuple[str, Module], tuple[str, ...]] = {
-    ("flash-attn", "attention"): ("contiguous",),
-    ("flashinfer-python", "attention"): ("decode-at-1",),
-    ("vllm", "model"): (DRAFTS,),
-}
-"""Variants that are measured too where a GPU is here, beside the one that has no name; of a dense model on a CPU too."""
-OURS = frozenset(f for fs in FRAMEWORKS.values() for f in fs)
-"""Frameworks that the project itself names; a package may register others."""
-ALIASES = {"flashinfer": "flashinfer-python", "flash-attention": "flash-attn", "flash_attn": "flash-attn"}
-CPU_KERNELS: dict[Module, tuple[str, ...]] = {
-    "dense": ("matmul", "onednn-packed"),
-    "moe": ("grouped_mm",),
-    "attention": ("sdpa",),
-}
 ROUTINGS: tuple[Routing, ...] = ("balanced", "skewed")
 """Upper and lower bound of what N_max can be, by the principle."""
 BYTES_PER_ELEMENT = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "fp8-block": 1.0, "int4": 0.5}
@@ -121,6 +87,15 @@ class Case:
         return int(elements * self.bytes_per_element)
 
     @property
+    def map_key(self) -> str:
+        """The name of its map in a baseline file: moe-bf16, with k where the subject sweeps it or k is not the model's own."""
+        moe = self.subject.moe
+        sweeps_k = (
+            moe is not None and self.top_k is not None and (len(self.subject.top_k) > 1 or self.top_k != moe.top_k)
+        )
+        return f"{self.module}-{self.dtype}" + (f"-k{self.top_k}" if sweeps_k else "")
+
+    @property
     def baseline_positions(self) -> int:
         """N0."""
         if self.subject.moe is None or self.top_k is None:
@@ -174,7 +149,9 @@ def variants(case: Case) -> list[Case]:
     """The case by the other kernels of its framework on a GPU, of an engine the other ways to run it; MLA has one."""
     if _is_mla(case.module, case.subject) or (case.gpu == "cpu" and (case.module != "model" or case.routing)):
         return []
-    return [replace(case, kernel=name) for name in GPU_KERNELS.get((case.backend.framework, case.module), ())]
+    framework = frameworks.get(case.backend.framework)
+    names = framework.variants.get(case.module, ()) if framework is not None else ()
+    return [replace(case, kernel=name) for name in names]
 
 
 def _whole(
@@ -211,11 +188,12 @@ def parse_backend(text: str) -> Backend:
 
     line = re.sub(r"(^|\s+)#.*$", "", text).strip()
     name = re.match(r"[^\[=<>!~;@\s]*", line)[0].lower()  # type: ignore[index]  # matches the empty text too
-    framework = ALIASES.get(name, name)
-    known = sorted(OURS | {f for f, _ in registry.registered()})
+    aliases = frameworks.aliases()
+    framework = aliases.get(name, name)
+    known = sorted({*frameworks.known(), *(f for f, _ in registry.registered())})
     if framework not in known:
         how = "give one of these as FRAMEWORK==RELEASE; other frameworks have no granularity rule here yet"
-        raise UnknownName(catalog.unknown("backend", text, [*known, *ALIASES], how))
+        raise UnknownName(catalog.unknown("backend", text, [*known, *aliases], how))
     try:
         pins = list(Requirement(line).specifier)
     except InvalidRequirement:
@@ -230,13 +208,13 @@ def parse_backend(text: str) -> Backend:
     return Backend(framework, Version(pins[0].version).public)
 
 
-def frameworks(module: Module, gpu: str) -> list[str]:
+def frameworks_of(module: Module, gpu: str) -> list[str]:
     """The frameworks of a module: those with a granularity rule or a forward; on the CPU, those with a forward."""
-    own = registry.frameworks(module)
+    registered = registry.frameworks(module)
     if gpu == "cpu":
-        return own
-    # What the project names itself has a rule or is not asked on a GPU; what a package registers is asked as it says.
-    return [*FRAMEWORKS[module], *(f for f in own if f not in OURS)]
+        return registered
+    # What has a record has a rule or is not asked on a GPU; a backend without one is asked as it says.
+    return [*frameworks.with_module(module), *(f for f in registered if f not in frameworks.known())]
 
 
 def expand(
@@ -253,20 +231,22 @@ def expand(
 
     dtype: FP32 on a CPU and BF16 on a GPU where none is given.
     """
-    if module == "own" or backend.framework not in frameworks(module, gpu):
+    if module == "own" or backend.framework not in frameworks_of(module, gpu):
         return
     if module == "model":
         yield from _whole(gpu, backend, subject, routings, dtype, asked)
         return
     if getattr(subject, module) is None:
         return
-    if _is_mla(module, subject) and backend.framework not in MLA:
+    framework = frameworks.get(backend.framework)
+    if _is_mla(module, subject) and not (framework is not None and framework.has_mla):
         return
     if module == "dense" and subject.moe is not None:
         return  # A MoE model's few dense layers do not bound it: the principle has no dense term for it.
     on_cpu = gpu == "cpu"
     base = Case(gpu, backend, module, subject, dtype or ("fp32" if on_cpu else "bf16"))
-    for kernel in CPU_KERNELS[module] if on_cpu and backend.framework == "torch" else (None,):
+    cpu_kernels = framework.cpu_kernels.get(module) if framework is not None and on_cpu else None
+    for kernel in cpu_kernels or (None,):
         for batch in asked.batch or subject.batch:
             case = replace(base, kernel=kernel, batch=batch)
             if module == "dense":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -41,6 +42,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(n for n in names if names.count(n) > 1)
         raise ValueError(f"the name {twice!r} stands twice in one object: readers differ in which of them counts")
     return found
+
+
+def finite(value: float | None) -> float | None:
+    """A number that JSON can hold: None for infinity, and for none."""
+    return round(value, 2) if value is not None and math.isfinite(value) else None
 
 
 def write_atomically(path: Path, text: str) -> None:

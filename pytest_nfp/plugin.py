@@ -16,11 +16,11 @@ from pytest_nfp import settings
 
 if TYPE_CHECKING:
     from pytest_nfp.cases import Case, Module
-    from pytest_nfp.executed import Executed
-    from pytest_nfp.journal import Journal
-    from pytest_nfp.measure import Curve
+    from pytest_nfp.curves import Curve
+    from pytest_nfp.interpreted import Executed
     from pytest_nfp.records import Record
-    from pytest_nfp.session import Session
+    from pytest_nfp.records.journal import Journal
+    from pytest_nfp.run.session import Session
     from pytest_nfp.verdict import Verdict
 
 SESSION = pytest.StashKey["Session"]()
@@ -45,9 +45,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     asked = getattr(given, "nfp_gpu", None) or os.environ.get("NFP_GPU") or early_config.getini("nfp_gpu")
     if not asked or asked == "cpu":
         return
-    from pytest_nfp.devices import nvml, visible
+    from pytest_nfp.devices import nvml, visible_devices
 
-    visible.assign(worker, os.environ, nvml.uuids())
+    visible_devices.assign(worker, os.environ, nvml.uuids())
 
 
 @pytest.hookimpl(trylast=True)
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _session(config: pytest.Config) -> Session:
     """The run's session, made when it is first needed. Raises UsageError for values that can't be used."""
     if SESSION not in config.stash:
-        from pytest_nfp.session import FileError, Session, UnknownName
+        from pytest_nfp.run.session import FileError, Session, UnknownName
 
         try:
             session = Session(settings.read_settings(config), config.rootpath, _progress(config))
@@ -120,11 +120,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("nfp")
     if marker is None or "case" not in metafunc.fixturenames:
         return
-    from pytest_nfp.session import FileError, UnknownName
+    from pytest_nfp.run.session import FileError, UnknownName
 
     try:
         session, asked = _session(metafunc.config), _marker_arguments(marker)
-        cases = session.expand(**asked)
+        cases = session.select(**asked)
     except (UnknownName, FileError) as error:
         raise pytest.UsageError(f"pytest-nfp: {error}") from error
     if not cases:
@@ -198,7 +198,7 @@ class Nfp:
         self._end(self._session.check_own(curve, granularity, self._name))
 
     def note_executed(self, found: Executed, predicted: Mapping[int, float], module: Module) -> None:
-        """Keep what a kernel executed under Triton's interpreter (`pytest_nfp.executed`) in the record, beside what its map predicts."""
+        """Keep what a kernel executed under Triton's interpreter (`pytest_nfp.interpreted`) in the record, beside what its map predicts."""
         self._session.note_executed(found, predicted, module, self._name)
 
     def _ask(self, question: Callable[[Case], Verdict], case: Case) -> None:
@@ -247,7 +247,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     own = item.config.stash.get(SESSION, None)
     if own is not None:
-        collected = own.collected()
+        collected = own.results.collected()
         if collected["cases"] or collected["updates"]:
             report.nfp = collected  # type: ignore[attr-defined]  # reports carry further attributes over xdist
     return report
@@ -282,11 +282,11 @@ class Controller:
         folder = _journal_folder(self._config, session)
         if folder is None:
             return
-        from pytest_nfp.journal import begin
+        from pytest_nfp.records.journal import begin
 
         try:
             self._journal = begin(
-                folder, session.run_settings() | session.made_by(), session.past, session.settings.resume
+                folder, session.run_settings() | session.made_by(), session.results.past, session.settings.resume
             )
             session.journal_path = self._journal.path
         except OSError as error:
@@ -299,7 +299,7 @@ class Controller:
             return
         session = _session(self._config)
         if hasattr(report, "node"):  # It comes from a worker.
-            session.absorb(collected)
+            session.results.absorb(collected)
         self._begin()
         if self._journal is not None:
             try:
@@ -320,7 +320,7 @@ class Controller:
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Take over what a worker's reports did not carry (pytest-xdist)."""
     if collected := getattr(node, "workeroutput", {}).get("nfp"):
-        _session(node.config).absorb(collected)
+        _session(node.config).results.absorb(collected)
 
 
 def _journal_folder(config: pytest.Config, session: Session) -> Path | None:
@@ -337,14 +337,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     own = session.config.stash.get(SESSION, None)
     if own is None:
         return
-    own.partial = own.partial or exitstatus == pytest.ExitCode.INTERRUPTED
+    own.results.is_partial = own.results.is_partial or exitstatus == pytest.ExitCode.INTERRUPTED
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["nfp"] = own.collected()  # a case that Ctrl-C cut off has no report
+        session.config.workeroutput["nfp"] = own.results.collected()  # a case that Ctrl-C cut off has no report
         return
-    if not own.cases:
+    if not own.results.cases:
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    changes = own.baseline_changes()
+    changes = own.results.updates.changes()
     if changes and reporter is not None:
         from pytest_nfp.escaping import shown_line
 
@@ -352,7 +352,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         for line in changes:
             reporter.write_line(shown_line(line))
     try:
-        own.written_baselines = own.write_baselines()
+        own.written_baselines = own.results.updates.write()
     except OSError as error:
         own.trouble.append(f"the baselines can't be written: {error}")
     if own.settings.report is not None:
@@ -367,7 +367,7 @@ def _write_reports(own: Session, folder: Path) -> None:
 
     runs: list[Record] = []
     try:
-        runs = own.records()
+        runs = own.results.records()
         own.written_reports = write_reports(folder, runs)
     except Exception as error:  # Whatever a page can't be made of, what was measured must not go with it.
         try:
@@ -379,12 +379,12 @@ def _write_reports(own: Session, folder: Path) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """A row a case, and where the reports are."""
     own = config.stash.get(SESSION, None)
-    if own is None or not own.cases or hasattr(config, "workeroutput"):
+    if own is None or not own.results.cases or hasattr(config, "workeroutput"):
         return
-    from pytest_nfp.report.shown import shown
+    from pytest_nfp.records.shown import shown
     from pytest_nfp.report.terminal import headline, summary_lines
 
-    for record in own.records():
+    for record in own.results.records():
         terminalreporter.section(f"near-free parallelism: {record.gpu}")
         for line in [*headline(shown(record)), ""]:
             terminalreporter.write_line(line)
@@ -396,5 +396,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"report: {path}")
     for text in own.trouble:
         terminalreporter.write_line(f"ERROR: {text}", red=True)
-    if own.partial and own.journal_path is not None:
+    if own.results.is_partial and own.journal_path is not None:
         terminalreporter.write_line(f"go on where this run stopped: --nfp-resume={own.journal_path}")

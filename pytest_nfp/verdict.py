@@ -21,8 +21,8 @@ from pytest_nfp.comparison import (
     moved_predictions,
     slack,
 )
+from pytest_nfp.curves.curve import Curve
 from pytest_nfp.granularity import UNKNOWN, Granularity
-from pytest_nfp.measure.curve import Curve
 from pytest_nfp.predict import Figures, Predicted
 from pytest_nfp.principle import Boundary
 from pytest_nfp.principle.boundary import bracketed
@@ -224,26 +224,48 @@ def known_boundary(curve: Curve, boundary: Boundary) -> KnownBoundary:
     )
 
 
-def judge_boundary(
-    case: Case,
-    curve: Curve,
-    boundary: Boundary,
-    predicted: Predicted | None,
-    figures: Figures | None,
-    granularity: Granularity | None,
-    baseline: CaseBaseline | None,
-    match_tolerance: float,
-) -> Verdict:
-    """Hold a curve's boundary to the prediction and to the stored boundary; the worse of the two is the outcome.
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What is known of a case before it is measured."""
 
-    predicted None: a user's own forward without a granularity. figures None: nothing is known of its device.
-    """
+    predicted: Predicted | None = None
+    """None for a whole model, for a user's own forward without a granularity, and where the rule is unknown."""
+    granularity: Granularity | None = None
+    figures: Figures | None = None
+    """None where nothing is known of the device."""
+    unknown: str = ""
+    """Why there is no prediction, for where nothing else can be held against the curve."""
+
+
+NOTHING_KNOWN = Basis()
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A curve's boundary, and all that it is held to."""
+
+    case: Case
+    curve: Curve
+    boundary: Boundary
+    basis: Basis = NOTHING_KNOWN
+    baseline: CaseBaseline | None = None
+    match_tolerance: float = 0.15
+    """Share by which two N_max may differ and be the same."""
+
+    @property
+    def stored(self) -> Measured | None:
+        """The stored boundary."""
+        return self.baseline.measured if self.baseline is not None else None
+
+
+def judge_boundary(evidence: Evidence) -> Verdict:
+    """Hold a curve's boundary to the prediction and to the stored boundary; the worse of the two is the outcome."""
+    curve, boundary, stored = evidence.curve, evidence.boundary, evidence.stored
     if curve.invalid:
         return Verdict("INVALID", curve.invalid)
-    stored = baseline.measured if baseline is not None else None
-    verdicts = [_against_prediction(case, curve, boundary, predicted, figures, granularity, stored, match_tolerance)]
+    verdicts = [_against_prediction(evidence)]
     if stored is not None:
-        verdicts.append(_against_baseline(case, curve, boundary, stored, match_tolerance))
+        verdicts.append(_against_baseline(evidence, stored))
     outcomes = [v.outcome for v in verdicts if v is not None]
     reasons = [r for v in verdicts if v is not None for r in v.reasons]
     if stored is None:
@@ -261,6 +283,19 @@ def judge_boundary(
     # A prediction that is known not to describe the kernel is said, and is nothing that the boundary agrees with.
     held = [*(["prediction"] if verdicts[0] == Verdict("PASS") else []), *(["baseline"] if stored is not None else [])]
     return Verdict(worst(outcomes), tuple(reasons), tuple(held))
+
+
+def prediction_agrees(evidence: Evidence) -> tuple[bool, str]:
+    """Whether a boundary is what is predicted, and why it is not. True where nothing is predicted."""
+    case, curve, boundary, basis = evidence.case, evidence.curve, evidence.boundary, evidence.basis
+    expected = held_to(case, basis.predicted, basis.figures, curve) if basis.predicted is not None else None
+    if expected is None:
+        return True, ""
+    # An interval that decides nothing agrees with everything: what is asked is whether the prediction itself does.
+    low, high = (expected.n_max, expected.n_max) if expected.is_wide else (expected.low, expected.high)
+    agrees = agreement(case, curve, boundary, low, high, evidence.match_tolerance) == "same"
+    cause = basis.figures.cause if basis.figures is not None else ""
+    return agrees, cause or explain(case, curve, boundary, expected.n_max, basis.granularity)
 
 
 def confirmed(first: Verdict, second: Verdict, boundary: Boundary) -> Verdict:
@@ -293,17 +328,10 @@ def _is_capped(boundary: Boundary, curve: Curve) -> bool:
     return bool(refused) and min(refused) < min(measured, default=math.inf)
 
 
-def _against_prediction(
-    case: Case,
-    curve: Curve,
-    boundary: Boundary,
-    predicted: Predicted | None,
-    figures: Figures | None,
-    granularity: Granularity | None,
-    stored: Measured | None,
-    match_tolerance: float,
-) -> Verdict | None:
+def _against_prediction(evidence: Evidence) -> Verdict | None:
     """The boundary against the predictor that counts here; None where nothing can be held to one."""
+    case, curve, boundary, stored = evidence.case, evidence.curve, evidence.boundary, evidence.stored
+    predicted, figures, granularity = evidence.basis.predicted, evidence.basis.figures, evidence.basis.granularity
     if predicted is None:
         return None
     expected = held_to(case, predicted, figures, curve)
@@ -314,7 +342,7 @@ def _against_prediction(
         # Where the kernel refuses to go on, its latency says no more than: at least so far.
         boundary = replace(boundary, n_max_interval=(boundary.n_max_interval[0], None))
     said = f"{curve.kind} N_max {interval_in_words(boundary)}, {expected}"
-    found = agreement(case, curve, boundary, expected.low, expected.high, match_tolerance)
+    found = agreement(case, curve, boundary, expected.low, expected.high, evidence.match_tolerance)
     if expected.is_wide and (figures is None or figures.describes):
         why = f"{said}: not held to it, {_why_wide(case, expected, figures)}"
         if stored is not None and stored.prediction == "deviates":
@@ -352,10 +380,10 @@ def _why_wide(case: Case, expected: Expected, figures: Figures | None) -> str:
     return f"the interval is wider than {WIDEST} times its beginning ({said.format(*spread)})"
 
 
-def _against_baseline(
-    case: Case, curve: Curve, boundary: Boundary, stored: Measured, match_tolerance: float
-) -> Verdict:
+def _against_baseline(evidence: Evidence, stored: Measured) -> Verdict:
     """The boundary against the stored one, both ways."""
+    case, curve, boundary = evidence.case, evidence.curve, evidence.boundary
+    match_tolerance = evidence.match_tolerance
     before, after = stored.known(), known_boundary(curve, boundary)
     if apart := clocks_apart(before, after):
         again = f"measure with --nfp-timer={stored.timer}, or " if stored.timer else ""

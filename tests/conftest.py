@@ -18,12 +18,12 @@ import tree_sitter_cpp
 import vl_convert
 from hypothesis import settings
 
-import pytest_nfp.measure.calibrate
+import pytest_nfp.calibration.own_cpu
 import pytest_nfp.report.files
 import pytest_nfp.report.terminal
-import pytest_nfp.session
-from pytest_nfp import calibrated
+import pytest_nfp.run.session
 from pytest_nfp.granularity import artifacts, attention, fused_moe
+from pytest_nfp.predict import calibrations
 
 __all__ = ["pyarrow", "pypi_simple", "remotezip", "requests", "torch", "tree_sitter_cpp", "vl_convert", "pytest_nfp"]
 
@@ -53,7 +53,7 @@ def forget_releases() -> None:
 @pytest.fixture(autouse=True)
 def no_own_calibrations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What a developer measured on a GPU of his own decides no test."""
-    monkeypatch.setattr(calibrated, "own_calibrations", lambda: tmp_path / "none.yaml")
+    monkeypatch.setattr(calibrations, "own_calibrations", lambda: tmp_path / "none.yaml")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_nfp.cli import main
-from pytest_nfp.recordings import aiconfigurator
+from pytest_nfp.recordings import tables
 
 from .granularity import releases
 from .granularity.test_attention import NEW, flashinfer
@@ -338,7 +338,7 @@ def test_calibrate_without_recordings_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """And writes nothing."""
-    monkeypatch.setattr(aiconfigurator, "_data", lambda: None)
+    monkeypatch.setattr(tables, "_data", lambda: None)
     assert main(["calibrate", "--gpu", "h200", "--output", str(tmp_path / "c.yaml")]) == 2
     assert "pip install 'pytest-nfp[recorded]'" in capsys.readouterr().err
     assert not (tmp_path / "c.yaml").exists()

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from pytest_nfp import catalog
 from pytest_nfp.baselines import CaseBaseline, Measured
 from pytest_nfp.cases import Backend, expand
+from pytest_nfp.compare.changes import pairs
+from pytest_nfp.compare.one_curve import compare_records
 from pytest_nfp.comparison import (
     KnownBoundary,
     KnownMap,
@@ -20,13 +22,11 @@ from pytest_nfp.comparison import (
     moved_predictions,
     slack,
 )
-from pytest_nfp.judge import compare_records
-from pytest_nfp.measure.curve import Curve
+from pytest_nfp.curves.curve import Curve
 from pytest_nfp.principle import Boundary, Point
 from pytest_nfp.records import SCHEMA, CaseRecord, Record
-from pytest_nfp.report.changes import pairs
 from pytest_nfp.report.history import tables
-from pytest_nfp.verdict import judge_boundary
+from pytest_nfp.verdict import Evidence, judge_boundary
 
 CASE = next(expand("h20", Backend("vllm", "0.33.0"), "dense", catalog.model("qwen3-8b")))
 NONE: tuple[int, ...] = ()
@@ -167,7 +167,7 @@ def gate(before: dict[str, Any], after: dict[str, Any]) -> str:
         curve=[(n, 10.0) for n in GRID],
     )
     baseline = CaseBaseline(baseline_positions=1, measured=stored)
-    verdict = judge_boundary(CASE, curve, found, None, None, None, baseline, 0.15)
+    verdict = judge_boundary(Evidence(CASE, curve, found, baseline=baseline))
     return {"PASS": "same", "FAIL": "moved", "UNDECIDED": "undecided"}[verdict.outcome]
 
 

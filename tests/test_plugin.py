@@ -25,14 +25,14 @@ def test_it(nfp, case):
 
 FAKE_DEVICE = """
 import pytest
-from pytest_nfp import session
+from pytest_nfp import devices
 from pytest_nfp.testing import Noise, Simulated, staircase
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch):
     machine = Simulated(staircase(), Noise(0.01))
     device = machine.device()
-    monkeypatch.setattr(session, "find_device", lambda gpu, timer: (device, ""))
+    monkeypatch.setattr(devices, "find_device", lambda gpu, timer: (device, ""))
 """
 
 OWN_KERNEL = """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_nfp import backends, registry
-from pytest_nfp.cases import Backend, Case, expand, frameworks, parse_backend
+from pytest_nfp.cases import Backend, Case, expand, frameworks_of, parse_backend
 from pytest_nfp.catalog import Dense, Model
 
 from .conftest import PROJECT
@@ -41,8 +41,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_the_projects_own_backends_are_registered() -> None:
     """torch for every module, vLLM for experts and attention; the CPU is offered what has a forward."""
     assert {("torch", "dense"), ("torch", "moe"), ("torch", "attention"), ("vllm", "moe")} <= set(registry.registered())
-    assert {"torch", "vllm"} <= set(frameworks("moe", "cpu"))
-    assert set(frameworks("moe", "h200")) == {"torch", "vllm", "sglang"}
+    assert {"torch", "vllm"} <= set(frameworks_of("moe", "cpu"))
+    assert set(frameworks_of("moe", "h200")) == {"torch", "vllm", "sglang"}
 
 
 def test_the_page_on_backends_is_true(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from pytest_nfp import catalog
 from pytest_nfp.baselines import CaseBaseline, Measured, PredictedTerms, Tiles, tiles_of
 from pytest_nfp.cases import Backend, Case
-from pytest_nfp.measure import Curve
+from pytest_nfp.curves import Curve
 from pytest_nfp.predict import Figures, Predicted, datasheet, predict_case
 from pytest_nfp.principle import Boundary, Calibration, Point, closed_form, find_boundary
-from pytest_nfp.verdict import Verdict, judge_boundary, judge_granularity, judge_prediction, worst
+from pytest_nfp.verdict import Basis, Evidence, Verdict, judge_boundary, judge_granularity, judge_prediction, worst
 
 from .granularity.test_maps import granularity
 
@@ -47,7 +47,7 @@ def predicted(n: int, roofline: int | None = None) -> Predicted:
 def judge(c: Curve, p: Predicted, measured: Measured | None = None, figures: Figures = SHEET) -> Verdict:
     b = find_boundary(c.points, 0.2, 32)
     baseline = CaseBaseline(baseline_positions=32, measured=measured)
-    return judge_boundary(CASE, c, b, p, figures, NEW, baseline, 0.15)
+    return judge_boundary(Evidence(CASE, c, b, Basis(p, NEW, figures), baseline))
 
 
 FLAT = curve((32, 400), (64, 410), (128, 420), (256, 430), (512, 440), (768, 700))
@@ -316,7 +316,8 @@ MINE = Case("cpu", Backend("own", ""), "own", catalog.model("qwen3-8b"), "any")
 def own(c: Curve, measured: Measured | None = None) -> Verdict:
     b = c.boundary(0.2)
     assert b is not None
-    return judge_boundary(MINE, c, b, None, None, None, CaseBaseline(baseline_positions=1, measured=measured), 0.15)
+    baseline = CaseBaseline(baseline_positions=1, measured=measured)
+    return judge_boundary(Evidence(MINE, c, b, baseline=baseline))
 
 
 def measured(n_max: int, t0: float = 100.0, **changed: object) -> Measured:
@@ -381,7 +382,7 @@ def test_a_refused_position_is_unsupported_and_caps() -> None:
     refused = replace(FLAT, points=FLAT.points[:2], unsupported={96: "no variant"})
     b = refused.boundary(0.2)
     assert b is not None
-    v = judge_boundary(CASE, refused, b, predicted(512), SHEET, NEW, None, 0.15)
+    v = judge_boundary(Evidence(CASE, refused, b, Basis(predicted(512), NEW, SHEET)))
     assert v.outcome == "UNSUPPORTED"
 
 

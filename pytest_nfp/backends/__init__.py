@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.version import Version
 
-from pytest_nfp import registry
+from pytest_nfp import frameworks, registry
 from pytest_nfp.devices import Forward
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from pytest_nfp.cases import Case
 
 __all__ = ["EngineDied", "Forward", "Prepared", "Proof", "Unsupported", "banks_needed", "prepare", "quiet"]
-
-
-OLDEST = {"vllm": "0.9.1", "sglang": "0.5.9", "flash-attn": "2.5.9", "flashinfer-python": "0.5.3"}
-"""The oldest release of a framework whose calls are known on a GPU."""
 
 
 MAX_POSITIONS = 1024
@@ -95,14 +91,15 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     point = registry.registered().get((case.backend.framework, case.module))
     if point is None:
         raise Unsupported(f"no forward is built for {case.backend.framework}'s {case.module} module")
-    oldest = OLDEST.get(case.backend.framework)
-    if case.gpu != "cpu" and oldest is not None and Version(case.backend.release) < Version(oldest):
+    framework = frameworks.get(case.backend.framework)
+    oldest = framework.oldest if framework is not None else ""
+    if case.gpu != "cpu" and oldest and Version(case.backend.release) < Version(oldest):
         raise Unsupported(f"{case.backend} is too old: its forwards are known from {oldest} on")
     if case.module == "model":
-        from pytest_nfp.backends import apart
+        from pytest_nfp.backends import engine_client
 
-        if apart.INSIDE not in os.environ:
-            return apart.prepare(case, seed, cache_bytes)
+        if engine_client.INSIDE not in os.environ:
+            return engine_client.prepare(case, seed, cache_bytes)
     with quiet():
         return _prepared(point, case, seed, cache_bytes)
 

@@ -6,21 +6,11 @@ import importlib.util
 import re
 from pathlib import Path
 
+from pytest_nfp import frameworks
 from pytest_nfp.backends import Unsupported
 from pytest_nfp.backends.hf_config import architecture_of
 from pytest_nfp.cases import Case
 
-REGISTERED = {
-    "transformers": (
-        "transformers",
-        "models/auto/modeling_auto.py",
-        r'MODEL_FOR_CAUSAL_LM_MAPPING_NAMES\b(?:(?!\n\)).)*"{}"',
-    ),
-    "vllm": ("vllm", "model_executor/models/registry.py", r'"{}":'),
-    "sglang": ("sglang", "srt/models", r"EntryClass = \[?[^\]=]*\b{}\b"),
-    "nano-vllm": ("nanovllm", "models", r"class {}\("),
-}
-"""Where an engine names the architectures that it runs: its package, the file or folder in it, and how a name stands there."""
 CATALOG_ENGINES = {
     "LLaDA2MoeModelLM": ("sglang",),
     "BailingMoeV2ForCausalLM": ("vllm from 0.11", "sglang"),
@@ -38,7 +28,7 @@ def elsewhere(case: Case) -> str:
     name = architecture_of(case)
     if name == "?":
         return f"; {case.subject.source} has no field architectures, which names the class that an engine builds"
-    have = [engine for engine in REGISTERED if _has(engine, name)]
+    have = [f.name for f in frameworks.known().values() if f.architectures is not None and _has(f.architectures, name)]
     if case.backend.framework in have:
         return ""
     known = CATALOG_ENGINES.get(name, ())
@@ -47,9 +37,9 @@ def elsewhere(case: Case) -> str:
     return said + (f", and by {' and '.join(more)}" if more else "")
 
 
-def _has(engine: str, architecture: str) -> bool:
-    """Whether an installed engine names an architecture in its registry: read, not imported."""
-    package, folder, pattern = REGISTERED[engine]
+def _has(place: tuple[str, str, str], architecture: str) -> bool:
+    """Whether an installed engine names an architecture in its registry: read, not imported. place: as its record has it."""
+    package, folder, pattern = place
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
         return False

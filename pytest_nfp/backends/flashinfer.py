@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from pytest_nfp import catalog
-from pytest_nfp.backends import Prepared, Unsupported, paged_attention, places
+from pytest_nfp.backends import Prepared, Unsupported, paged_attention, tensors
 from pytest_nfp.cases import Case
 
 PAGE = 16
@@ -28,7 +28,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     assert attention is not None
     # `auto` would take the same, and not say so: FA3 on Hopper, FA2 elsewhere.
     backend = "fa3" if catalog.gpu(case.gpu).capability[0] == 9 else "fa2"
-    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=places.device_of(case))
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=tensors.device_of(case))
 
     def plan(positions: int, table: torch.Tensor, lengths: torch.Tensor) -> paged_attention.Compute:
         batch, device = case.batch, table.device
@@ -50,8 +50,8 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
                 attention.kv_heads,
                 attention.head_dim,
                 PAGE,
-                q_data_type=places.dtype_of(case),
-                kv_data_type=places.dtype_of(case),
+                q_data_type=tensors.dtype_of(case),
+                kv_data_type=tensors.dtype_of(case),
             )
         else:
             wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
@@ -65,7 +65,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
                 head_dim_qk=attention.head_dim,
                 page_size=PAGE,
                 causal=True,
-                q_data_type=places.dtype_of(case),
+                q_data_type=tensors.dtype_of(case),
             )
 
         def compute(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ def _mla(
     """MLA's decode form: every head asks one latent key and the rotary key beside it, at every N by the same kernel."""
     from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
-    attention, dtype = case.subject.attention, places.dtype_of(case)
+    attention, dtype = case.subject.attention, tensors.dtype_of(case)
     assert attention is not None and attention.value_dim is not None
     latent = attention.value_dim
     wrapper = BatchMLAPagedAttentionWrapper(workspace, backend=backend)

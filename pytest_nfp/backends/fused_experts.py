@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from pytest_nfp.backends import Forward, Prepared, correctness, places
-from pytest_nfp.backends.routes import expert_banks, expert_ids, prepared, starts
+from pytest_nfp.backends import Forward, Prepared, correctness, tensors
+from pytest_nfp.backends.expert_routing import expert_banks, expert_ids, prepared, starts
 from pytest_nfp.cases import Case
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -27,7 +27,7 @@ def prepare(case: Case, seed: int, cache_bytes: int, compute: Compute, kernel: s
     """
     moe, hidden, top_k = case.subject.moe, case.subject.hidden, case.top_k
     assert moe is not None and top_k is not None
-    device, dtype, generator = places.device_of(case), places.dtype_of(case), places.generator_of(case, seed)
+    device, dtype, generator = tensors.device_of(case), tensors.dtype_of(case), tensors.generator_of(case, seed)
     expert_bytes = dtype.itemsize * 3 * hidden * moe.width
     count = expert_banks(case, expert_bytes, cache_bytes)
 

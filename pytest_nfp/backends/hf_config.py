@@ -13,10 +13,10 @@ from typing import Any
 
 from pytest_nfp import catalog
 from pytest_nfp.backends import Unsupported, most_positions
-from pytest_nfp.backends.places import DTYPES
+from pytest_nfp.backends.tensors import DTYPES
 from pytest_nfp.cases import Case
 from pytest_nfp.catalog import Model
-from pytest_nfp.scale import SUFFIX
+from pytest_nfp.catalog.tiny import SUFFIX
 
 LONGEST = 65536
 """Positions that a catalog model's rotary embedding is made for."""

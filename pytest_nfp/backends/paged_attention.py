@@ -7,7 +7,7 @@ from itertools import cycle
 
 import torch
 
-from pytest_nfp.backends import Forward, Prepared, banks_needed, correctness, most_positions, places, require_room
+from pytest_nfp.backends import Forward, Prepared, banks_needed, correctness, most_positions, require_room, tensors
 from pytest_nfp.cases import Case
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -27,7 +27,7 @@ def prepare(case: Case, seed: int, cache_bytes: int, page: int, plan: Plan, kern
     """
     attention, context = case.subject.attention, case.context
     assert attention is not None and context is not None
-    device, dtype, generator = places.device_of(case), places.dtype_of(case), places.generator_of(case, seed)
+    device, dtype, generator = tensors.device_of(case), tensors.dtype_of(case), tensors.generator_of(case, seed)
     kv_heads, dim, batch = attention.kv_heads, attention.head_dim, case.batch
     pages = -(-(context + most_positions(case)) // page)
     bank_bytes = dtype.itemsize * batch * context * attention.cached_width

@@ -38,7 +38,7 @@ from pytest_nfp.backends import (
     most_positions,
     require_room,
 )
-from pytest_nfp.backends.routes import Routes
+from pytest_nfp.backends.expert_routing import Routes
 from pytest_nfp.cases import Case
 
 ASKED_AT_IMPORT = ("torchvision", "sgl_kernel", "gguf")

@@ -7,7 +7,7 @@ from itertools import cycle
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 
-from pytest_nfp.backends import Forward, Prepared, banks_needed, correctness, most_positions, places, require_room
+from pytest_nfp.backends import Forward, Prepared, banks_needed, correctness, most_positions, require_room, tensors
 from pytest_nfp.cases import Case
 
 
@@ -19,13 +19,13 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     """
     attention, context = case.subject.attention, case.context
     assert attention is not None and context is not None
-    device, dtype, generator = places.device_of(case), places.dtype_of(case), places.generator_of(case, seed)
+    device, dtype, generator = tensors.device_of(case), tensors.dtype_of(case), tensors.generator_of(case, seed)
     shape = (case.batch, attention.kv_heads, context + most_positions(case), attention.head_dim)
     bank_bytes = 2 * dtype.itemsize * case.batch * attention.kv_heads * context * attention.head_dim
     count, is_grouped = banks_needed(bank_bytes, cache_bytes), attention.group != 1
 
     def drawn(*shape: int) -> torch.Tensor:
-        return places.drawn(generator, *shape, device=device, dtype=dtype)
+        return tensors.drawn(generator, *shape, device=device, dtype=dtype)
 
     banks = [(drawn(*shape), drawn(*shape)) for _ in range(count)]
 

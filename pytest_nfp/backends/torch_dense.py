@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pytest_nfp import catalog
-from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness, places
+from pytest_nfp.backends import Forward, Prepared, Unsupported, banks_needed, correctness, tensors
 from pytest_nfp.cases import Case
 
 PACKED_ROWS = 16
@@ -46,14 +46,14 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
 
 def chain(case: Case, seed: int, cache_bytes: int, linear: Linear) -> Prepared:
     """The GEMMs of a dense case by any library's linear. Raises Unsupported for a dtype without a forward."""
-    device, generator = places.device_of(case), places.generator_of(case, seed)
-    drawn_as = torch.bfloat16 if case.dtype == "fp8" else places.dtype_of(case)
+    device, generator = tensors.device_of(case), tensors.generator_of(case, seed)
+    drawn_as = torch.bfloat16 if case.dtype == "fp8" else tensors.dtype_of(case)
     shapes = case.gemms
     bank_bytes = int(case.bytes_per_element * sum(n * k for n, k in shapes))
     count = banks_needed(bank_bytes, cache_bytes)
 
     def drawn(*shape: int, std: float = 1.0) -> torch.Tensor:
-        return places.drawn(generator, *shape, device=device, dtype=drawn_as, std=std)
+        return tensors.drawn(generator, *shape, device=device, dtype=drawn_as, std=std)
 
     first = [drawn(n, k, std=k**-0.5) for n, k in shapes]
     banks = [[linear.pack(w) for w in first]]
@@ -111,7 +111,7 @@ def _scaled_mm(case: Case) -> Linear:
     if bad := [f"{n}x{k}" for n, k in case.gemms if n % FP8_MULTIPLE or k % FP8_MULTIPLE]:
         raise Unsupported(f"FP8 GEMMs need dimensions in multiples of {FP8_MULTIPLE}, not {', '.join(bad)}")
 
-    scale = torch.full((), 1 / FP8_SCALE, device=places.device_of(case))
+    scale = torch.full((), 1 / FP8_SCALE, device=tensors.device_of(case))
     scales = {k: scale / k**0.5 for _, k in case.gemms}
 
     def cast(t: torch.Tensor) -> torch.Tensor:

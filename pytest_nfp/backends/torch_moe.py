@@ -7,8 +7,8 @@ from itertools import cycle
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, correctness, places
-from pytest_nfp.backends.routes import expert_banks, expert_ids, prepared, starts
+from pytest_nfp.backends import Forward, Prepared, Unsupported, correctness, tensors
+from pytest_nfp.backends.expert_routing import expert_banks, expert_ids, prepared, starts
 from pytest_nfp.cases import Case
 
 
@@ -18,12 +18,12 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     assert moe is not None and top_k is not None
     if not hasattr(F, "grouped_mm"):
         raise Unsupported("this torch has no grouped_mm")
-    device, dtype, generator = places.device_of(case), places.dtype_of(case), places.generator_of(case, seed)
+    device, dtype, generator = tensors.device_of(case), tensors.dtype_of(case), tensors.generator_of(case, seed)
     expert_bytes = dtype.itemsize * 3 * hidden * moe.width
     count = expert_banks(case, expert_bytes, cache_bytes)
 
     def drawn(*shape: int, std: float = 1.0) -> torch.Tensor:
-        return places.drawn(generator, *shape, device=device, dtype=dtype, std=std)
+        return tensors.drawn(generator, *shape, device=device, dtype=dtype, std=std)
 
     banks = [
         (

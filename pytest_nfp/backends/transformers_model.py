@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, architectures, hf_config, memory, places
-from pytest_nfp.backends.routes import Routes
+from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, architectures, hf_config, memory, tensors
+from pytest_nfp.backends.expert_routing import Routes
 from pytest_nfp.cases import Case
 
 
@@ -25,7 +25,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     subject, context = case.subject, case.context
     assert context is not None
     memory.require(case)
-    device, dtype = places.device_of(case), places.dtype_of(case)
+    device, dtype = tensors.device_of(case), tensors.dtype_of(case)
     with tempfile.TemporaryDirectory(prefix="pytest-nfp-") as folder:
         torch.manual_seed(seed)
         try:
@@ -37,7 +37,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     routes = Routes(case, seed) if subject.moe is not None else None
     if routes is not None:
         _install(model, routes)
-    generator = places.generator_of(case, seed)
+    generator = tensors.generator_of(case, seed)
 
     def tokens(count: int) -> torch.Tensor:
         return torch.randint(2, config.vocab_size, (case.batch, count), generator=generator, device=device)

@@ -14,8 +14,8 @@ from pytest_nfp.backends import (
     banks_needed,
     correctness,
     most_positions,
-    places,
     require_room,
+    tensors,
 )
 from pytest_nfp.cases import Case
 
@@ -34,7 +34,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     if not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
         raise Unsupported("this vLLM has no cpu_attention_with_kv_cache: it is not a CPU build")
     heads, kv_heads, dim, batch = attention.heads, attention.kv_heads, attention.head_dim, case.batch
-    dtype, generator = places.dtype_of(case), places.generator_of(case, seed)
+    dtype, generator = tensors.dtype_of(case), tensors.generator_of(case, seed)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=dtype)

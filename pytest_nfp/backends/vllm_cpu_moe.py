@@ -7,8 +7,8 @@ from itertools import cycle
 import torch
 from vllm import _custom_ops as ops
 
-from pytest_nfp.backends import Forward, Prepared, Unsupported, correctness, places
-from pytest_nfp.backends.routes import expert_banks, expert_ids, prepared, starts
+from pytest_nfp.backends import Forward, Prepared, Unsupported, correctness, tensors
+from pytest_nfp.backends.expert_routing import expert_banks, expert_ids, prepared, starts
 from pytest_nfp.cases import Case
 
 ISA = "vec"
@@ -24,7 +24,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     assert moe is not None and top_k is not None
     if not hasattr(torch.ops._C, "cpu_fused_moe"):
         raise Unsupported("this vLLM has no cpu_fused_moe: it is not a CPU build")
-    dtype, generator = places.dtype_of(case), places.generator_of(case, seed)
+    dtype, generator = tensors.dtype_of(case), tensors.generator_of(case, seed)
     expert_bytes = dtype.itemsize * 3 * hidden * moe.width
     count = expert_banks(case, expert_bytes, cache_bytes)
 

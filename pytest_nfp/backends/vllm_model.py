@@ -37,8 +37,9 @@ from pytest_nfp.backends import (
     quiet,
     require_room,
 )
-from pytest_nfp.backends.routes import Routes
-from pytest_nfp.cases import DRAFTS, Case
+from pytest_nfp.backends.expert_routing import Routes
+from pytest_nfp.cases import Case
+from pytest_nfp.frameworks import DRAFTS
 
 STRATEGY = "pytest-nfp"
 KV_BYTES = 2 * 2**30

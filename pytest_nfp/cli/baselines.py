@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pytest_nfp import upkeep
+from pytest_nfp.baselines import prune
+from pytest_nfp.baselines.prune import Stored
 from pytest_nfp.cli import options
-from pytest_nfp.upkeep import Stored
 
 
 def add(commands: Any) -> None:
@@ -33,8 +33,8 @@ def add(commands: Any) -> None:
         v.add_argument(
             "--keep",
             type=options.positive,
-            default=upkeep.KEEP,
-            help=f"releases that are not stale (default {upkeep.KEEP})",
+            default=prune.KEEP,
+            help=f"releases that are not stale (default {prune.KEEP})",
         )
         v.add_argument(
             "--older-than", type=options.positive, metavar="DAYS", help="stale without a commit for so long (git)"
@@ -57,7 +57,7 @@ def run(given: argparse.Namespace) -> int:
         )
     today = datetime.now(UTC).date()
     found = [
-        s for s in upkeep.stored(given.baselines, today, given.keep, given.older_than) if given.gpu in (None, s.gpu)
+        s for s in prune.stored(given.baselines, today, given.keep, given.older_than) if given.gpu in (None, s.gpu)
     ]
     if given.verb == "show":
         shown = [s for s in found if all(part in str(s.path) for part in given.name)]
@@ -72,7 +72,7 @@ def run(given: argparse.Namespace) -> int:
         if given.verb == "prune" and not s.is_fine and not s.error:
             removed = "would be removed" if given.dry_run else "removed"
             what = f"{len(s.unused)} cases" if s.unused and not s.stale else "the file"
-            if given.dry_run or upkeep.prune(s):
+            if given.dry_run or prune.prune(s):
                 print(f"  {what} {removed}")
     wrong = sum(not s.is_fine for s in found)
     print(f"{len(found)} files, {wrong} with something to look at")

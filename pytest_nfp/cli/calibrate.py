@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_nfp import catalog
-from pytest_nfp.calibrated import own_calibrations
 from pytest_nfp.catalog import CALIBRATIONS, UnknownName
 from pytest_nfp.files import read_yaml, write_atomically
+from pytest_nfp.predict.calibrations import own_calibrations
 from pytest_nfp.recordings.errors import NoRecording
 
 if TYPE_CHECKING:
     from pytest_nfp.devices import Device
-    from pytest_nfp.recordings.fit import Fitted
+    from pytest_nfp.predict.calibration_files import Fitted
 
 Module = Literal["dense", "moe"]
 MODULES: tuple[Module, ...] = ("dense", "moe")
@@ -54,18 +54,18 @@ def run(given: argparse.Namespace) -> int:
     """Fit and write. Raises UnknownName, NoRecording, FileError."""
     if given.source == "device":
         return _device(given)
-    from pytest_nfp.recordings import aiconfigurator
-    from pytest_nfp.recordings.fit import text_of
+    from pytest_nfp.predict.calibration_files import text_of
+    from pytest_nfp.recordings import tables
 
     output = given.output or CALIBRATIONS
 
     jobs = []
-    for gpu in given.gpu or sorted(aiconfigurator.SYSTEMS):
+    for gpu in given.gpu or sorted(tables.SYSTEMS):
         name = catalog.gpu(gpu).name
         for module in given.module or MODULES:
-            backends = aiconfigurator.releases(name, module)
+            backends = tables.releases(name, module)
             if not backends:
-                aiconfigurator.table_path(name, "vllm", "0", module)  # says what is missing
+                tables.table_path(name, "vllm", "0", module)  # says what is missing
             frameworks = dict.fromkeys(b.framework for b in backends)
             jobs += [(name, f, module, dtype) for f in frameworks for dtype in given.dtype or DTYPES]
     kept = _kept(output)
@@ -88,7 +88,8 @@ def run(given: argparse.Namespace) -> int:
 
 def _fit(job: tuple[str, str, Module, str]) -> list[tuple[str, tuple[Fitted, str] | None]]:
     """What is said of each kernel of one table set, with its calibration and residuals where there is one."""
-    from pytest_nfp.recordings import aiconfigurator, fit, library
+    from pytest_nfp.calibration import fit, kernel_work
+    from pytest_nfp.recordings import library, tables
 
     gpu, framework, module, dtype = job
     curves = library.read_all([gpu], module, dtype).curves
@@ -97,8 +98,8 @@ def _fit(job: tuple[str, str, Module, str]) -> list[tuple[str, tuple[Fitted, str
     for family in sorted({c.family for c in mine}):
         name = f"{gpu} {framework} {family} {dtype}"
         try:
-            joined, _ = fit.join([c for c in mine if c.family == family])
-            one, residuals = fit.calibrate(joined, aiconfigurator.digest([j.curve for j in joined]))
+            joined, _ = kernel_work.join([c for c in mine if c.family == family])
+            one, residuals = fit.calibrate(joined, tables.digest([j.curve for j in joined]))
         except fit.NoFit as reason:
             found.append((f"  {name}: no calibration: {reason}", None))
             continue
@@ -127,28 +128,29 @@ def _device(given: argparse.Namespace) -> int:
 
 def _cpu(device: Device) -> int:
     """Every kernel of torch here, from the cache or measured now. Raises NoRecording where none could be calibrated."""
+    from pytest_nfp.calibration import own_cpu
+    from pytest_nfp.calibration.fit import NoFit
     from pytest_nfp.granularity.artifacts import cache_folder
-    from pytest_nfp.measure import calibrate
-    from pytest_nfp.recordings.fit import NoFit
 
     folder, count = cache_folder("calibrations"), 0
-    for kernel in calibrate.KERNELS:
+    for kernel in own_cpu.KERNELS:
         try:
-            print(said_of(calibrate.load_or_calibrate(device, kernel, folder, 0, _say)))
+            print(said_of(own_cpu.load_or_calibrate(device, kernel, folder, 0, _say)))
         except NoFit as reason:
             _say(f"{kernel}: no calibration: {reason}")
             continue
         count += 1
     if not count:
         raise NoRecording("no kernel of this CPU could be calibrated; why is said above")
-    print(f"kept in {calibrate.calibrations_path(device, folder)}: delete it to measure again")
+    print(f"kept in {own_cpu.calibrations_path(device, folder)}: delete it to measure again")
     return 0
 
 
 def _gpu(device: Device, given: argparse.Namespace) -> int:
     """Measure, fit and write what can be run here. Raises NoRecording where nothing could be fitted."""
-    from pytest_nfp.measure import device_curves as run
-    from pytest_nfp.recordings import fit
+    from pytest_nfp.calibration import device_curves as run
+    from pytest_nfp.calibration import fit, kernel_work
+    from pytest_nfp.predict import calibration_files
 
     if others := set(given.dtype) - {"bf16"}:
         raise UnknownName(f"a device run measures bf16, not {', '.join(sorted(others))}: --from recorded has those")
@@ -163,7 +165,7 @@ def _gpu(device: Device, given: argparse.Namespace) -> int:
     written = 0
     for framework, family in sorted({(c.framework, c.family) for c in curves}):
         mine = [c for c in curves if (c.framework, c.family) == (framework, family)]
-        joined, left_out = fit.join(mine)
+        joined, left_out = kernel_work.join(mine)
         for why, count in left_out.items():
             _say(f"left out: {count} curves of {framework}: {why}")
         try:
@@ -179,7 +181,7 @@ def _gpu(device: Device, given: argparse.Namespace) -> int:
         written += 1
     if not written:
         raise NoRecording("nothing could be fitted, so nothing was written; what was left out, and why, is said above")
-    write_atomically(output, fit.text_of(list(kept.values())))
+    write_atomically(output, calibration_files.text_of(list(kept.values())))
     used = (
         "used before the catalog's" if output == own_calibrations() else "not used by itself: --output chose the file"
     )
@@ -193,7 +195,7 @@ def _say(text: str) -> None:
 
 def _kept(output: Path) -> dict[tuple[str, str, str, str], Fitted]:
     """What the file holds already. Raises FileError."""
-    from pytest_nfp.recordings.fit import CalibrationsFile
+    from pytest_nfp.predict.calibration_files import CalibrationsFile
 
     return {f.key: f for f in read_yaml(output, CalibrationsFile).calibrations} if output.exists() else {}
 

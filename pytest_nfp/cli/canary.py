@@ -9,17 +9,21 @@ from typing import Any
 
 from packaging.version import Version
 
-from pytest_nfp import catalog, upgrade
+from pytest_nfp import catalog, frameworks
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.cli import options
+from pytest_nfp.compare import upgrades
+from pytest_nfp.compare.upgrades import rule_module
 from pytest_nfp.granularity import UNKNOWN, artifacts
-from pytest_nfp.upgrade import MODULE_OF
 
-FRAMEWORKS = ("vllm", "sglang", "flashinfer-python", "flash-attn")
-"""Frameworks whose final releases on the package index hold a rule. flash-attn-3 is in none, flash-attn-4 in pre-releases alone."""
 DTYPES = {"moe": ("bf16", "fp8", "fp8-block"), "attention": ("bf16",)}
 EXIT_UNKNOWN = 1
+
+
+def on_index() -> list[str]:
+    """Frameworks whose final releases on the package index hold a rule."""
+    return [f.name for f in frameworks.known().values() if f.rule and f.index == "final"]
 
 
 def add(commands: Any) -> None:
@@ -31,7 +35,7 @@ def add(commands: Any) -> None:
         " models. Names every rule that is unknown, with the reason. Exit 1 if there is one, 0 if not, 2 where the index can't be read.",
         epilog="example: nfp canary --framework vllm --gpu h200",
     )
-    p.add_argument("--framework", choices=FRAMEWORKS, action="append", default=[], help="default all; repeatable")
+    p.add_argument("--framework", choices=on_index(), action="append", default=[], help="default all; repeatable")
     p.add_argument("--gpu", action="append", default=[], help="catalog name; repeatable (default: every GPU)")
     options.add_until(p)
     p.set_defaults(run=run)
@@ -42,12 +46,12 @@ def run(given: argparse.Namespace) -> int:
     artifacts.read_index_until(given.until)
     gpus = options.gpus(given.gpu)
     count = 0
-    for framework in given.framework or FRAMEWORKS:
+    for framework in given.framework or on_index():
         release = newest(framework)
-        for dtype in DTYPES[MODULE_OF[framework]]:
-            cases = upgrade.default_cases(Backend(framework, release), gpus, list(catalog.models()), dtype)
+        for dtype in DTYPES[rule_module(framework)]:
+            cases = upgrades.default_cases(Backend(framework, release), gpus, list(catalog.models()), dtype)
             reasons = unknown(cases)
-            asked = f"{framework}=={release} {MODULE_OF[framework]} {dtype}"
+            asked = f"{framework}=={release} {rule_module(framework)} {dtype}"
             print(f"{asked}: {len(cases)} questions, {sum(reasons.values())} unknown")
             for reason, times in reasons.items():
                 print(f"  {times} times: {reason}")
@@ -67,7 +71,7 @@ def newest(framework: str) -> str:
 def unknown(cases: Sequence[Case]) -> dict[str, int]:
     """Why a map, or which kernel runs before it, is unknown -> of how many cases."""
     found: dict[str, int] = {}
-    for side in upgrade.answer(cases):
+    for side in upgrades.answer(cases):
         reason = side.unknown
         if side.granularity is not None and side.granularity.kernel == UNKNOWN:
             reason = f"the kernel is unknown: {side.granularity.kernel_reason}"

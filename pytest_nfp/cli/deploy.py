@@ -10,16 +10,16 @@ import json
 import sys
 from typing import Any
 
-from pytest_nfp import catalog, compose
+from pytest_nfp import catalog
 from pytest_nfp.catalog import Model, UnknownName
 from pytest_nfp.cli import workload
 from pytest_nfp.cli.options import positive, routing, with_walls
-from pytest_nfp.lookup import GPUS, SETUP, future, lookup
-from pytest_nfp.predict import Predicted
+from pytest_nfp.files import finite
+from pytest_nfp.predict import Predicted, whole_models
+from pytest_nfp.predict.lookup import GPUS, SETUP, future, lookup
 from pytest_nfp.principle import active_experts
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.principle.routing import Replay
-from pytest_nfp.records import finite
 from pytest_nfp.verdict import term_in_words
 
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -96,13 +96,13 @@ def _add_recorded(p: argparse.ArgumentParser) -> None:
 
 def _composed(
     given: argparse.Namespace, batch: int, context: int | None
-) -> tuple[Model, compose.Workload, compose.Composed]:
+) -> tuple[Model, whole_models.Workload, whole_models.Composed]:
     """The model on one rank, its workload, and the sum of its parts. Raises UnknownName, RuleUnknown, FileError."""
     model, on = workload.read(given, batch, context)
-    return model, on, compose.compose(model, on, given.artifacts, given.recorded)
+    return model, on, whole_models.compose(model, on, given.artifacts, given.recorded)
 
 
-def _kind(composed: compose.Composed) -> str:
+def _kind(composed: whole_models.Composed) -> str:
     """What the numbers are: none of them is a measurement of the model."""
     is_recorded = any(basis.startswith("recorded") for basis in composed.basis.values())
     return "composed of recorded and predicted modules" if is_recorded else "predicted"

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_nfp import catalog
+from pytest_nfp import catalog, frameworks
 from pytest_nfp.catalog import UnknownName
 from pytest_nfp.catalog.device_names import device_by_name
+from pytest_nfp.catalog.parallel import on_rank, parse_parallel
 from pytest_nfp.cli import options
 from pytest_nfp.cli.workload import refuse
+from pytest_nfp.compare.upgrades import rule_module
 from pytest_nfp.granularity import (
     DeviceFacts,
     ExpertShape,
@@ -25,8 +27,6 @@ from pytest_nfp.granularity import (
     require_path,
     shipped,
 )
-from pytest_nfp.parallel import on_rank, parse_parallel
-from pytest_nfp.upgrade import MODULE_OF
 
 SHAPE = {
     "experts": "shape by hand: experts of one rank",
@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
         description="The piecewise map of a release's own rule: tiles by token rows (MoE) or query rows (attention).",
         epilog="example: nfp granularity vllm==0.33.0 --gpu h20 --model llada-2.1-mini",
     )
-    p.add_argument("backend", metavar="FRAMEWORK==RELEASE", help=f"one of {', '.join(MODULE_OF)}")
+    p.add_argument("backend", metavar="FRAMEWORK==RELEASE", help=f"one of {', '.join(frameworks.with_rule())}")
     device = p.add_mutually_exclusive_group(required=True)
     device.add_argument("--gpu", help="catalog name, such as h20")
     device.add_argument("--device-name", help="name as the driver reports it, such as 'NVIDIA H20'")
@@ -82,13 +82,12 @@ def _query(given: argparse.Namespace) -> Query:
         # No index has it: the recorded table, or a source tree.
         given.backend = "flash-attn-3==0"
     backend = options.existing(options.release(given.backend), given.artifacts)
-    if backend.framework not in MODULE_OF:
-        raise UnknownName(f"{backend.framework} has no granularity rule; there are {', '.join(MODULE_OF)}")
+    rule_module(backend.framework)
     return Query(
         backend.framework,
         backend.release,
         _device(given),
-        _shape(given, MODULE_OF[backend.framework] == "moe"),
+        _shape(given, rule_module(backend.framework) == "moe"),
         given.dtype,
         given.mode,
         given.batch,
@@ -169,7 +168,7 @@ def _from_table(query: Query, reason: RuleUnknown) -> Granularity:
         keys = {"head_dim": shape.head_dim}
     try:
         return shipped.lookup(
-            query.framework, query.release, MODULE_OF[query.framework], query.dtype, query.device.name, keys
+            query.framework, query.release, rule_module(query.framework), query.dtype, query.device.name, keys
         )
     except RuleUnknown as also:
         raise RuleUnknown(f"{reason}; {also}") from None

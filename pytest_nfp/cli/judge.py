@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_nfp.cli import options
 
 if TYPE_CHECKING:
-    from pytest_nfp.judge import Compared
+    from pytest_nfp.compare.one_curve import Compared
 
 COLUMNS = (
     "A CSV or JSON table of positions (N) with latency_us, or samples, or a median with low and high or spread (its"
@@ -49,8 +49,8 @@ def add(commands: Any) -> None:
 
 def run_judge(given: argparse.Namespace) -> int:
     """Judge a curve. Raises FileError."""
-    from pytest_nfp.judge import EXIT, judge_curve
-    from pytest_nfp.measure.formats import read_curve
+    from pytest_nfp.compare.one_curve import EXIT, judge_curve
+    from pytest_nfp.curves.formats import read_curve
     from pytest_nfp.verdict import interval_in_words
 
     table = read_curve(given.file, given.baseline_positions, given.column)
@@ -73,8 +73,8 @@ def run_judge(given: argparse.Namespace) -> int:
 def run_compare(given: argparse.Namespace) -> int:
     """Compare two records. Raises FileError."""
     from pytest_nfp import records
-    from pytest_nfp.judge import EXIT, compare_records
-    from pytest_nfp.report.shown import shown
+    from pytest_nfp.compare.one_curve import EXIT, compare_records
+    from pytest_nfp.records.shown import shown
     from pytest_nfp.verdict import worst
 
     found, notes = compare_records(shown(records.read(given.old)), shown(records.read(given.new)))

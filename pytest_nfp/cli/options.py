@@ -7,13 +7,13 @@ from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
-from pytest_nfp import catalog
+from pytest_nfp import catalog, frameworks
 from pytest_nfp.cases import Backend, parse_backend
 from pytest_nfp.catalog import Gpu, Model, UnknownName
+from pytest_nfp.catalog.parallel import Parallel, on_rank
 from pytest_nfp.granularity import artifacts, check_release, evaluator
-from pytest_nfp.parallel import Parallel, on_rank
 from pytest_nfp.principle.routing import Routing
-from pytest_nfp.traces import parse_routing
+from pytest_nfp.routing_traces import parse_routing
 
 
 def positive(text: str) -> int:
@@ -119,6 +119,7 @@ def release(text: str, option: str = "") -> Backend:
 
 def existing(backend: Backend, archives: Path | None) -> Backend:
     """The same backend with its release as the index writes it, if it exists as far as can be told. Raises UnknownName."""
-    if backend.framework != "flash-attn-3":  # On no index: its rule is recorded, or read from a source tree.
+    framework = frameworks.get(backend.framework)
+    if framework is None or framework.index != "none":  # Else its rule is recorded, or read from a source tree.
         return Backend(backend.framework, check_release(backend.framework, backend.release, archives))
     return backend

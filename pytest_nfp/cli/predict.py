@@ -7,18 +7,27 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from pytest_nfp import calibrated, catalog, compose
-from pytest_nfp.cases import ALIASES, BYTES_PER_ELEMENT, Backend, Case, expand
+from pytest_nfp import catalog, frameworks
+from pytest_nfp.cases import BYTES_PER_ELEMENT, Backend, Case, expand
 from pytest_nfp.catalog import Model, Moe, UnknownName
+from pytest_nfp.catalog.parallel import on_rank, parse_parallel
 from pytest_nfp.cli import options, workload
 from pytest_nfp.cli.options import positive, release
+from pytest_nfp.files import finite
 from pytest_nfp.granularity import granularity_of
 from pytest_nfp.granularity.query import MAX_COUNT
-from pytest_nfp.parallel import on_rank, parse_parallel
-from pytest_nfp.predict import edge_positions, gemm_latency, grid, last_position, module_latency, predict_curve
+from pytest_nfp.predict import (
+    calibrations,
+    edge_positions,
+    gemm_latency,
+    grid,
+    last_position,
+    module_latency,
+    predict_curve,
+    whole_models,
+)
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.principle.routing import Replay
-from pytest_nfp.records import finite
 from pytest_nfp.verdict import term_in_words
 
 CURVE = {
@@ -80,12 +89,12 @@ def run(given: argparse.Namespace) -> int:
         raise UnknownName("give --model, or --curve with a shape by hand")
     model, on = workload.read(given, given.batch, given.context or workload.CONTEXT)
     if on.attention is None and model.attention is not None and not model.is_latent:
-        known = ", ".join(sorted(set(ALIASES.values())))
+        known = ", ".join(n for n, module in frameworks.with_rule().items() if module == "attention")
         raise UnknownName(
             "which attention kernels run can't be told here: give --attention FRAMEWORK==RELEASE"
             f" (one of {known}), such as --attention flash-attn==2.8.3"
         )
-    composed = compose.compose(model, on, given.artifacts)
+    composed = whole_models.compose(model, on, given.artifacts)
     predicted = composed.predict(workload.value(given, "tolerance"))
     terms, roofline = predicted.principle, predicted.tile_roofline
     assert roofline is not None
@@ -160,7 +169,7 @@ def _curve(given: argparse.Namespace) -> int:
     gpu = catalog.gpu(given.gpu)
     backend = release(given.backend, "--backend") if given.backend else None
     if given.kernel:
-        given.kernel = calibrated.kernel_named(given.kernel)
+        given.kernel = calibrations.kernel_named(given.kernel)
         if (given.kernel == "gemm") != bool(given.gemm_n or given.gemm_k):
             raise UnknownName(
                 f"--kernel {given.kernel}: gemm is the kernel of --gemm-n and --gemm-k, and of them alone"
@@ -172,7 +181,7 @@ def _curve(given: argparse.Namespace) -> int:
         if not (given.gemm_n and given.gemm_k):
             raise UnknownName("a GEMM needs both --gemm-n and --gemm-k")
         shape = (given.gemm_n, given.gemm_k)
-        on = calibrated.figures(
+        on = calibrations.figures(
             gpu.name, backend.framework if backend else "vllm", given.kernel or "gemm", workload.value(given, "dtype")
         )
         base = 1
@@ -187,9 +196,9 @@ def _curve(given: argparse.Namespace) -> int:
             # The tile rule is that of the Triton kernel; the others are calibrated without one.
             granularity = granularity_of(case, given.artifacts)
             warnings = granularity.warnings
-        kernel = kernel or calibrated.kernel_of(case, granularity)
-        on = calibrated.figures(gpu.name, backend.framework, kernel, workload.value(given, "dtype"))
-        on = calibrated.for_routing(on, case.routing)
+        kernel = kernel or calibrations.kernel_of(case, granularity)
+        on = calibrations.figures(gpu.name, backend.framework, kernel, workload.value(given, "dtype"))
+        on = calibrations.for_routing(on, case.routing)
         base, edges = case.baseline_positions, edge_positions(case, granularity)
         latency = module_latency(case, on, granularity)
         last = last_position(case)

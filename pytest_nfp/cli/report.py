@@ -86,8 +86,9 @@ def _together(olds: list[Any]) -> Any:
 
 def _records(path: Path) -> list[Any]:
     """The record of a file, or those of a journal, which are partial. Raises FileError."""
-    from pytest_nfp import journal, records
+    from pytest_nfp import records
     from pytest_nfp.files import FileError
+    from pytest_nfp.records import journal
 
     if path.suffix != ".jsonl":
         return [records.read(path)]

@@ -11,23 +11,18 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from pytest_nfp import catalog, upgrade
+from pytest_nfp import catalog, frameworks
 from pytest_nfp.cases import Backend, Case, parse_backend
 from pytest_nfp.catalog import UnknownName
+from pytest_nfp.catalog.parallel import on_rank, parse_parallel
 from pytest_nfp.cli import options
+from pytest_nfp.compare import upgrades
+from pytest_nfp.compare.upgrades import Change, rule_module
 from pytest_nfp.granularity import UNKNOWN, artifacts
-from pytest_nfp.parallel import on_rank, parse_parallel
-from pytest_nfp.upgrade import MODULE_OF, Change
 from pytest_nfp.verdict import term_in_words
 
 EXIT_CHANGED = 1
 EXIT_UNDECIDED = 3
-NOT_COVERED = {
-    "flashinfer-python": "FlashInfer's MoE kernels publish no tile rule: nothing is said of them, attention alone was compared",
-    "vllm": "vLLM's attention backends and dense GEMMs publish no tile rule: experts alone were compared",
-    "sglang": "SGLang's attention backends and dense GEMMs publish no tile rule: experts alone were compared",
-}
-"""What a framework's answer does not cover."""
 PARAMETERS = 4
 """Ranges of other tile parameters that are told in words; --json holds all."""
 
@@ -104,13 +99,13 @@ def run_diff(given: argparse.Namespace) -> int:
     gpus = options.gpus(given.gpu)
     both = []
     for backend, parallel in zip((_rule(before), after), ranks, strict=True):
-        cases = upgrade.default_cases(backend, gpus, options.models(given.model, parallel), given.dtype)
+        cases = upgrades.default_cases(backend, gpus, options.models(given.model, parallel), given.dtype)
         both.append({(c.gpu, c.subject.name.partition("@")[0]): c for c in cases})
     # A model that only one of two parallelisms can cut has nothing to be compared with.
     shared = [key for key in both[0] if key in both[1]]
     if not shared:
-        raise UnknownName(f"none of the models has a {MODULE_OF[before.framework]} module for {before.framework}")
-    found = upgrade.diff([both[0][k] for k in shared], [both[1][k] for k in shared], given.artifacts)
+        raise UnknownName(f"none of the models has a {rule_module(before.framework)} module for {before.framework}")
+    found = upgrades.diff([both[0][k] for k in shared], [both[1][k] for k in shared], given.artifacts)
     told = Told(
         before,
         after,
@@ -151,13 +146,14 @@ class Told:
     @property
     def not_covered(self) -> str:
         """What the framework's answer says nothing of; "" where it covers all."""
-        return NOT_COVERED.get(self.before.framework, "")
+        framework = frameworks.get(self.before.framework)
+        return framework.not_covered if framework is not None else ""
 
 
 def _diff_json(told: Told) -> dict[str, Any]:
     unknown = [
         f"{', '.join(gpus)} {c.case.subject.name}: undecided, {c.unknown}"
-        for c, gpus in upgrade.merge_equal(told.unknown)
+        for c, gpus in upgrades.merge_equal(told.unknown)
     ]
     return {
         "before": str(told.before),
@@ -173,13 +169,13 @@ def _diff_json(told: Told) -> dict[str, Any]:
 
 def _text(told: Told) -> list[str]:
     lines = [f"{told.before} to {told.after}: {told.headline}"]
-    for change, gpus in upgrade.merge_equal(told.unknown):
+    for change, gpus in upgrades.merge_equal(told.unknown):
         lines += ["", f"{change.case.subject.name} on {', '.join(gpus)}"]
         lines.append(f"  undecided, {change.unknown}")
-    for change, gpus in upgrade.merge_equal(told.changes):
+    for change, gpus in upgrades.merge_equal(told.changes):
         lines += ["", f"{change.case.subject.name} on {', '.join(gpus)}"]
         lines += [f"  {line}" for line in _in_words(change)]
-    for change, gpus in upgrade.merge_equal(told.warned):
+    for change, gpus in upgrades.merge_equal(told.warned):
         lines += ["", f"{change.case.subject.name} on {', '.join(gpus)}: no change of granularity, but a warning"]
         lines += [f"  {line}" for line in _parameters_in_words(change)]
     return [*lines, *(["", told.not_covered] if told.not_covered else [])]
@@ -231,7 +227,7 @@ def _markdown(told: Told) -> list[str]:
     title = f"### Granularity: {told.before} to {told.after}"
     notes = [
         f"- {c.case.subject.name} on {', '.join(gpus)}: {'; '.join(_parameters_in_words(c))}"
-        for c, gpus in upgrade.merge_equal(told.warned)
+        for c, gpus in upgrades.merge_equal(told.warned)
     ]
     if notes:
         notes = ["", "No change of granularity, but other tile parameters changed:", "", *notes]
@@ -247,7 +243,7 @@ def _markdown(told: Told) -> list[str]:
         "| model | GPUs | tiles | kernel | source | N_max, principle | N_max, tile roofline |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for c, gpus in upgrade.merge_equal([*told.unknown, *told.changes]):
+    for c, gpus in upgrades.merge_equal([*told.unknown, *told.changes]):
         if c.unknown:
             lines.append(f"| {c.case.subject.name} | {', '.join(gpus)} | undecided: {c.unknown} | | | | |")
             continue
@@ -293,7 +289,7 @@ def run_bisect(given: argparse.Namespace) -> int:
     low, high = (Version(e.release) for e in ends)
     releases = [r for r in artifacts.known_releases(backend.framework) if low <= Version(r) <= high]
     case = _case(given, Backend(backend.framework, releases[0]))
-    found = upgrade.bisect(releases, case, given.artifacts, lambda r: print(f"  reading {r}", file=sys.stderr))
+    found = upgrades.bisect(releases, case, given.artifacts, lambda r: print(f"  reading {r}", file=sys.stderr))
     if given.json:
         changes = [{"release": _after(c).release} | as_json(c) for c in found.changes]
         unknown = [{"release": release, "reason": reason} for release, reason in found.unknown]
@@ -310,7 +306,7 @@ def _after(c: Change) -> Backend:
     return (c.after_case or c.case).backend
 
 
-def _bisected(found: upgrade.Bisected, ends: Sequence[Backend]) -> list[str]:
+def _bisected(found: upgrades.Bisected, ends: Sequence[Backend]) -> list[str]:
     counts = f"{found.read} releases read" + (f", {len(found.unknown)} unknown" if found.unknown else "")
     first, last = ends
     if found.changes:
@@ -337,7 +333,7 @@ def run_history(given: argparse.Namespace) -> int:
     last: tuple[Any, ...] | None = None
     for release in releases:
         case = _case(given, Backend(backend.framework, release))
-        side = upgrade.answer([case], given.artifacts)[0]
+        side = upgrades.answer([case], given.artifacts)[0]
         g = side.granularity
         # Unknown kernels are the same where the same code chooses them.
         state = (
@@ -352,7 +348,7 @@ def run_history(given: argparse.Namespace) -> int:
         print(json.dumps([options.with_walls(_history_json(*row)) for row in rows], indent=1))
         return 0
     print(
-        f"{backend.framework} {MODULE_OF[backend.framework]} {given.dtype}, {given.model} on {given.gpu}: {len(rows)} of {len(releases)} releases"
+        f"{backend.framework} {rule_module(backend.framework)} {given.dtype}, {given.model} on {given.gpu}: {len(rows)} of {len(releases)} releases"
     )
     for release, side, case in rows:
         if side.granularity is None:
@@ -369,7 +365,7 @@ def run_history(given: argparse.Namespace) -> int:
     return 0
 
 
-def _history_json(release: str, side: upgrade.Side, case: Case) -> dict[str, Any]:
+def _history_json(release: str, side: upgrades.Side, case: Case) -> dict[str, Any]:
     return {
         "release": release,
         "tiles": side.granularity.tiles() if side.granularity else None,
@@ -383,15 +379,14 @@ def _history_json(release: str, side: upgrade.Side, case: Case) -> dict[str, Any
 
 def _case(given: argparse.Namespace, backend: Backend) -> Case:
     model = on_rank(catalog.model(given.model), parse_parallel(given.parallel))
-    cases = upgrade.default_cases(backend, [catalog.gpu(given.gpu)], [model], given.dtype)
+    cases = upgrades.default_cases(backend, [catalog.gpu(given.gpu)], [model], given.dtype)
     if not cases:
-        raise UnknownName(f"{given.model} has no {MODULE_OF[backend.framework]} module for {backend.framework}")
+        raise UnknownName(f"{given.model} has no {rule_module(backend.framework)} module for {backend.framework}")
     return cases[0]
 
 
 def _rule(backend: Backend) -> Backend:
-    if backend.framework not in MODULE_OF:
-        raise UnknownName(f"{backend.framework} has no granularity rule; there are {', '.join(MODULE_OF)}")
+    rule_module(backend.framework)
     return backend
 
 

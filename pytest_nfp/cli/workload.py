@@ -9,24 +9,20 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_nfp import catalog, compose
+from pytest_nfp import catalog, frameworks
 from pytest_nfp.cases import Backend, parse_backend
 from pytest_nfp.catalog import Model, UnknownName
+from pytest_nfp.catalog.parallel import on_rank, parse_parallel
 from pytest_nfp.cli import options
 from pytest_nfp.cli.options import add_artifacts, positive, release
 from pytest_nfp.granularity import RuleUnknown, artifacts
-from pytest_nfp.parallel import on_rank, parse_parallel
+from pytest_nfp.predict import whole_models
 
 DTYPES = ("bf16", "fp16", "fp8", "fp8-block", "int4")
 CONTEXT = 4096
 """L of a model without a grid of its own."""
 DEFAULTS: dict[str, Any] = {"routing": "balanced", "dtype": "bf16", "tolerance": 0.2, "parallel": "tp1"}
 """What an option is that was not given. The parsers leave it None, so that one without use can be told from none."""
-OWN_ATTENTION = {"vllm": "flash-attn", "sglang": "flashinfer-python"}
-"""The attention package that a framework takes where nothing is set by hand."""
-
-PINS_ATTENTION = ("sglang",)
-"""Frameworks whose releases require one release of their attention package; vLLM's is inside its own wheel."""
 
 
 def add(p: argparse.ArgumentParser, is_required: bool = True) -> None:
@@ -67,7 +63,7 @@ def value(given: argparse.Namespace, name: str) -> Any:
     return DEFAULTS[name] if found is None else found
 
 
-def read(given: argparse.Namespace, batch: int, context: int | None) -> tuple[Model, compose.Workload]:
+def read(given: argparse.Namespace, batch: int, context: int | None) -> tuple[Model, whole_models.Workload]:
     """The model on one rank, and its workload. Raises UnknownName, FileError for what can't be used or has no use."""
     model = on_rank(catalog.model(given.model), parse_parallel(value(given, "parallel")))
     if model.moe is None:
@@ -79,7 +75,7 @@ def read(given: argparse.Namespace, batch: int, context: int | None) -> tuple[Mo
     if model.moe is not None and not given.backend:
         raise UnknownName(f"{model.name} has experts: give their framework with --backend FRAMEWORK==RELEASE")
     backend = release(given.backend, "--backend") if given.backend else Backend("torch", "0")
-    return model, compose.Workload(
+    return model, whole_models.Workload(
         catalog.gpu(given.gpu).name,
         backend,
         attention(given, model),
@@ -97,13 +93,13 @@ def attention(given: argparse.Namespace, model: Model) -> Backend | None:
         return None
     if given.attention:
         return release(given.attention, "--attention")
-    framework = parse_backend(given.backend).framework if given.backend else ""
-    own = OWN_ATTENTION.get(framework)
+    framework = frameworks.get(parse_backend(given.backend).framework) if given.backend else None
+    own = framework.attention if framework is not None else ""
     installed = artifacts.installed_release(own) if own and not model.is_latent else None
     return Backend(own, installed) if own and installed else None
 
 
-def notes(model: Model, workload: compose.Workload, composed: compose.Composed) -> list[str]:
+def notes(model: Model, workload: whole_models.Workload, composed: whole_models.Composed) -> list[str]:
     """What an answer holds and leaves out, in words: the parts that are summed, whose attention, and what is missing."""
     said = [
         f"summed: {', '.join(composed.latencies)}"
@@ -119,14 +115,13 @@ def notes(model: Model, workload: compose.Workload, composed: compose.Composed) 
     return said
 
 
-def _pinned(workload: compose.Workload) -> str:
+def _pinned(workload: whole_models.Workload) -> str:
     """That the backend's release brings another release of the attention package than the one asked for."""
-    asked = workload.attention
-    framework = workload.backend.framework
-    if asked is None or framework not in PINS_ATTENTION or OWN_ATTENTION[framework] != asked.framework:
+    asked, framework = workload.attention, frameworks.get(workload.backend.framework)
+    if asked is None or framework is None or not framework.pins_attention or framework.attention != asked.framework:
         return ""
     try:
-        own = artifacts.pinned_requirement(framework, workload.backend.release, asked.framework)
+        own = artifacts.pinned_requirement(framework.name, workload.backend.release, asked.framework)
     except RuleUnknown:
         return ""  # Not pinned, or no index to ask.
     return "" if own == asked.release else f"{workload.backend} brings {asked.framework} {own}, not {asked.release}"

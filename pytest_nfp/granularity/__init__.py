@@ -6,15 +6,17 @@ can't be read or evaluated is unknown, with the reason, never a guess.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from packaging.version import Version
 
-from pytest_nfp import catalog
-from pytest_nfp.cases import NO_RULE, OURS, Case
+from pytest_nfp import catalog, frameworks
+from pytest_nfp.cases import Case
 from pytest_nfp.catalog import Gpu, UnknownName
-from pytest_nfp.granularity import artifacts, attention, cpu_kernels, fused_moe, shipped
+from pytest_nfp.granularity import artifacts, attention, cpu_kernels, shipped
 from pytest_nfp.granularity.maps import (
     UNKNOWN,
     Granularity,
@@ -49,15 +51,11 @@ __all__ = [
 ]
 
 
-CAPABILITIES: dict[str, tuple[tuple[int, int], str]] = {
-    "vllm": ((7, 0), "vLLM's installation guide: compute capability 7.0 or higher"),
-    "sglang": ((7, 5), "sglang.srt.utils: 'SGLang only supports sm75 and above'"),
-    "flashinfer-python": ((7, 5), "FlashInfer's README: Turing and later"),
-    "flash-attn": ((8, 0), "flash-attention's README: Ampere, Ada, or Hopper"),
-    "flash-attn-3": ((8, 0), "flash-attention's hopper/setup.py: 8.0, 8.6, 9.0"),
-    "flash-attn-4": ((9, 0), "flash-attention's README: FlashAttention-4 is for Hopper and Blackwell"),
-}
-"""The compute capability from which on a framework has kernels, and where it says so."""
+class Reader(Protocol):
+    """A module that reads the rule of a framework's releases."""
+
+    def granularities(self, queries: Sequence[Query], archives: Path | None) -> list[Granularity | RuleUnknown]:
+        """A map for each query, or the reason why it is unknown."""
 
 
 def device_facts(gpu: Gpu) -> DeviceFacts:
@@ -102,7 +100,8 @@ def require_path(query: Query) -> None:
     capability = device.compute_capability
     if capability is None:
         return
-    least, source = CAPABILITIES[framework]
+    known = frameworks.get(framework)
+    least, source = (known.capability if known is not None else None) or ((0, 0), "")
     if capability < least:
         raise RuleUnknown(
             f"{framework} has no kernels for {device.name} of compute capability {capability[0]}.{capability[1]}: it needs"
@@ -118,9 +117,12 @@ def require_path(query: Query) -> None:
 def read(query: Query, archives: Path | None = None, source: Path | None = None) -> Granularity:
     """The map that a release's own rule gives. Raises RuleUnknown with the reason."""
     require_path(query)
-    if isinstance(query.shape, ExpertShape):
-        return fused_moe.granularity(query, archives)
-    return attention.granularity(query, archives, source)
+    if source is not None:
+        return attention.granularity(query, archives, source)
+    (found,) = _reader(query.framework).granularities([query], archives)
+    if isinstance(found, RuleUnknown):
+        raise found
+    return found
 
 
 def read_many(queries: Sequence[Query], archives: Path | None = None) -> list[Granularity | RuleUnknown]:
@@ -131,15 +133,23 @@ def read_many(queries: Sequence[Query], archives: Path | None = None) -> list[Gr
             require_path(q)
         except RuleUnknown as reason:
             answers[q] = reason
-    moe = [q for q in queries if isinstance(q.shape, ExpertShape) and q not in answers]
-    answers |= dict(zip(moe, fused_moe.granularities(moe, archives), strict=True))
-    for q in queries:
-        if q not in answers:
-            try:
-                answers[q] = attention.granularity(q, archives)
-            except RuleUnknown as reason:
-                answers[q] = reason
+    # Rules of one framework are read together.
+    for framework in dict.fromkeys(q.framework for q in queries if q not in answers):
+        mine = [q for q in dict.fromkeys(queries) if q.framework == framework and q not in answers]
+        try:
+            answers |= dict(zip(mine, _reader(framework).granularities(mine, archives), strict=True))
+        except RuleUnknown as reason:
+            answers |= dict.fromkeys(mine, reason)
     return [answers[q] for q in queries]
+
+
+def _reader(framework: str) -> Reader:
+    """The module that reads a framework's rule. Raises RuleUnknown where it has none."""
+    known = frameworks.get(framework)
+    if known is None or not known.rule_reader:
+        raise RuleUnknown(f"{framework} has no tile rule here")
+    reader: Reader = importlib.import_module(known.rule_reader)
+    return reader
 
 
 def shape_of(case: Case) -> dict[str, int | str]:
@@ -152,10 +162,15 @@ def shape_of(case: Case) -> dict[str, int | str]:
             "hidden": case.subject.hidden,
             "top_k": case.top_k or moe.top_k,
         }
-        return shape | ({"architecture": case.subject.architecture} if case.backend.framework == "sglang" else {})
+        return shape | ({"architecture": case.subject.architecture} if _asks_architecture(case) else {})
     if case.module == "attention" and case.subject.attention is not None:
         return {"head_dim": case.subject.attention.head_dim}
     return {}
+
+
+def _asks_architecture(case: Case) -> bool:
+    framework = frameworks.get(case.backend.framework)
+    return framework is not None and framework.asks_architecture
 
 
 def query_of(case: Case) -> Query:
@@ -177,8 +192,8 @@ def query_of(case: Case) -> Query:
         a = subject.attention
         shape = HeadShape(a.heads, a.kv_heads, a.head_dim, a.value_dim)
     framework = case.backend.framework
-    # Only SGLang asks for the model's class: models of one shape stay one question to the others.
-    architecture = subject.architecture if framework == "sglang" else ""
+    # Models of one shape stay one question to a rule that does not ask for their class.
+    architecture = subject.architecture if _asks_architecture(case) else ""
     device = device_facts(catalog.gpu(case.gpu))
     return Query(framework, case.backend.release, device, shape, case.dtype, architecture=architecture)
 
@@ -186,10 +201,10 @@ def query_of(case: Case) -> Query:
 def granularity_of(case: Case, archives: Path | None = None, use_table: bool = True) -> Granularity:
     """The map that this case runs on. Raises RuleUnknown with the reason."""
     framework = case.backend.framework
-    if case.gpu == "cpu" or framework not in OURS:
-        # What a package registers has no rule here: one row is one row.
+    if case.gpu == "cpu" or framework not in frameworks.known():
+        # A backend without a record has no rule: one row is one row.
         return cpu_kernels.granularity(framework, case.backend.release, case.module, case.kernel or "", case.dtype)
-    if (framework, case.module) in NO_RULE:
+    if frameworks.is_unruled(framework, case.module):
         raise RuleUnknown(f"{framework}'s {case.module} kernels on a GPU publish no tile rule")
     if case.module == "dense":
         raise RuleUnknown("a dense GEMM's tiles are chosen by the vendor's library, which publishes no rule")

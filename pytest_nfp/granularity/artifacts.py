@@ -29,7 +29,7 @@ from packaging.version import InvalidVersion, Version
 from pytest_nfp.files import write_atomically
 from pytest_nfp.granularity.archive_members import DAMAGED, members_of, tar_members, zip_members
 from pytest_nfp.granularity.maps import RuleUnknown
-from pytest_nfp.granularity.ranges import open_zip
+from pytest_nfp.granularity.remote_zip import open_zip
 
 MAX_DOWNLOAD_BYTES = 256 * 2**20
 """Of a source archive, which has no index and is fetched whole."""

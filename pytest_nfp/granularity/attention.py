@@ -53,6 +53,18 @@ def granularity(query: Query, archives: Path | None = None, source: Path | None 
             raise RuleUnknown(f"{other} has no attention rule here")
 
 
+def granularities(queries: Sequence[Query], archives: Path | None = None) -> list[Granularity | RuleUnknown]:
+    """A map for each query, or the reason why it is unknown."""
+
+    def one(query: Query) -> Granularity | RuleUnknown:
+        try:
+            return granularity(query, archives)
+        except RuleUnknown as reason:
+            return reason
+
+    return [one(query) for query in queries]
+
+
 def selector_rows(rows: int, query: Query) -> int:
     """What FlashInfer's selector is given for `rows` packed rows of each request.
 

@@ -13,21 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pytest_nfp import frameworks
 from pytest_nfp.granularity import evaluator, kernel_choice
 from pytest_nfp.granularity.artifacts import Artifact, open_release, pinned_requirement
 from pytest_nfp.granularity.maps import UNKNOWN, Granularity, Range, RuleUnknown, from_runs, parameter_runs
 from pytest_nfp.granularity.query import ExpertShape, Query
 
 ENTRY = "try_get_optimal_moe_config"
-RULE_FILES = {
-    "vllm": ("vllm/model_executor/layers/fused_moe/fused_moe.py",),
-    # Newest first: the function moved out of fused_moe.py in 0.5.3 and to moe_runner in 0.5.12.
-    "sglang": (
-        "sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_config.py",
-        "sglang/srt/layers/moe/fused_moe_triton/fused_moe_triton_config.py",
-        "sglang/srt/layers/moe/fused_moe_triton/fused_moe.py",
-    ),
-}
 WANTED = re.compile(
     r"(?:^|/)(?:vllm/model_executor/layers/fused_moe/(?:fused_moe\.py|configs/[^/]+\.json)"
     r"|sglang/srt/layers/moe/(?:fused_moe_triton|moe_runner/triton_utils)/"
@@ -141,7 +133,7 @@ def _question(artifact: Artifact, query: Query) -> dict[str, Any]:
         raise RuleUnknown(f"the fused-MoE rule is read for {', '.join(DTYPES)}, not for {query.dtype}")
     shape = query.shape
     assert isinstance(shape, ExpertShape)
-    files = RULE_FILES[query.framework]
+    files = frameworks.known()[query.framework].rule_files
     found = [n for f in files for n in sorted(artifact.names) if n.endswith(f)]
     if not found:
         raise RuleUnknown(f"{artifact.file} holds none of {', '.join(files)}")

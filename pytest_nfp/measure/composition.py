@@ -12,20 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from pytest_nfp import compose
+from pytest_nfp import frameworks
 from pytest_nfp.backends import REFUSALS, Unsupported, prepare
-from pytest_nfp.cases import DRAFTS, Backend, Case
-from pytest_nfp.compose import Part
+from pytest_nfp.cases import Backend, Case
+from pytest_nfp.curves.curve import Curve
 from pytest_nfp.devices import Device
+from pytest_nfp.frameworks import DRAFTS
 from pytest_nfp.granularity import Granularity
 from pytest_nfp.granularity.artifacts import installed_release
-from pytest_nfp.measure.curve import Curve
 from pytest_nfp.measure.sweep import sweep_module
-from pytest_nfp.predict import Figures, Predicted, module_latency, widest
+from pytest_nfp.predict import Figures, Predicted, module_latency, whole_models, widest
+from pytest_nfp.predict.whole_models import Part
 from pytest_nfp.principle import Boundary, Point, find_boundary
 
-CPU_KERNELS = {"dense": "matmul", "moe": "grouped_mm", "attention": "sdpa"}
-"""What transformers' modules run on a CPU."""
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
@@ -56,24 +55,21 @@ class Composition:
     limiting: str
 
 
-ATTENTION = {"sglang": "flashinfer-python", "nano-vllm": "flash-attn"}
-"""Whose attention an engine runs on a GPU, where it is not its own."""
-
-
 def parts_of(case: Case) -> list[Part]:
     """The parts of a model case, each as a case of the framework whose kernel the engine runs for it."""
     engine, on_cpu = case.backend, case.gpu == "cpu"
     attention = engine
-    if not on_cpu and (name := ATTENTION.get(engine.framework)) is not None:
+    framework, torch = frameworks.get(engine.framework), frameworks.known()["torch"]
+    if not on_cpu and framework is not None and (name := framework.engine_attention):
         attention = Backend(name, installed_release(name) or "")
-    workload = compose.Workload(
+    workload = whole_models.Workload(
         case.gpu, engine, engine, case.dtype, case.batch, case.context or 1, case.top_k, case.routing or "balanced"
     )
     found = []
-    for part in compose.parts(case.subject, workload, merged=engine.framework != "transformers"):
+    for part in whole_models.parts(case.subject, workload, merged=engine.framework != "transformers"):
         is_torch = engine.framework == "transformers" or (not on_cpu and part.case.module == "dense")
         backend = Backend("torch", "") if is_torch else attention if part.case.module == "attention" else engine
-        kernel = CPU_KERNELS[part.case.module] if is_torch and on_cpu else None
+        kernel = torch.cpu_kernels[part.case.module][0] if is_torch and on_cpu else None
         found.append(replace(part, case=replace(part.case, backend=backend, kernel=kernel)))
     return found
 
@@ -133,15 +129,15 @@ def predict(
     """
     base = curve.baseline_positions
     own = {p.positions: p.latency_us for p in curve.points if p.positions >= base}
-    known: list[compose.Known] = []
+    known: list[whole_models.Known] = []
     latencies: dict[str, Callable[[int], float]] = {}
     for part in parts_of(case):
         figures, granularity = figures_of(part.case)
-        known.append(compose.Known(part, figures, granularity))
+        known.append(whole_models.Known(part, figures, granularity))
         latency = module_latency(part.case, figures, granularity)
         latencies[part.name] = _times_of(part, latency, _is_of_last_tokens(part, case))
     spread = widest([k.figures.spread for k in known if k.figures.spread is not None])
-    found = compose.predict_parts(known, latencies, base, sorted(own), tolerance, spread)
+    found = whole_models.predict_parts(known, latencies, base, sorted(own), tolerance, spread)
     of_model = curve.boundary(tolerance)
     measured = of_model.n_max_interval if of_model is not None else (base, None)
     n_max = {name: term["n_max"] for name, term in found.as_dict().items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pytest_nfp.measure.statistics import CONFIDENCE
+from pytest_nfp.curves.statistics import CONFIDENCE
 
 PAPER_FORWARDS = 50 + 10 * 200
 """Forwards that the reference protocol spends at each N."""

@@ -15,11 +15,11 @@ from itertools import pairwise
 from statistics import median
 
 from pytest_nfp.backends import REFUSALS, EngineDied, Prepared, Unsupported
+from pytest_nfp.curves.curve import Curve, make_point
+from pytest_nfp.curves.statistics import median_interval
 from pytest_nfp.devices import Device, Forward
 from pytest_nfp.measure import trust
-from pytest_nfp.measure.curve import Curve, make_point
 from pytest_nfp.measure.protocol import CALIBRATION, PAPER_FORWARDS, Protocol
-from pytest_nfp.measure.statistics import median_interval
 from pytest_nfp.principle import Point
 
 Progress = Callable[[str], None]

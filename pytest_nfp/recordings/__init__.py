@@ -1,10 +1,10 @@
-"""Curves that others measured and published: one module per source, read where they are installed."""
+"""Curves that others measured and published, read where they are installed: NVIDIA AIConfigurator's tables."""
 
 from __future__ import annotations
 
 from pytest_nfp.cases import Backend, Case
-from pytest_nfp.measure.curve import Curve
-from pytest_nfp.recordings import aiconfigurator
+from pytest_nfp.curves.curve import Curve
+from pytest_nfp.recordings import case_curves, tables
 from pytest_nfp.recordings.errors import NoRecording
 
 __all__ = ["NoRecording", "recorded_curve", "recorded_releases"]
@@ -12,9 +12,9 @@ __all__ = ["NoRecording", "recorded_curve", "recorded_releases"]
 
 def recorded_releases(gpu: str, module: str) -> list[Backend]:
     """The backend releases that some recording holds for a GPU and module, oldest first; empty without the extra."""
-    return aiconfigurator.releases(gpu, module)
+    return tables.releases(gpu, module)
 
 
 def recorded_curve(case: Case) -> Curve:
     """The recorded curve of a case. Raises NoRecording with the one reason."""
-    return aiconfigurator.curve(case)
+    return case_curves.curve(case)

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pytest_nfp import catalog
 from pytest_nfp.catalog import Gpu
 from pytest_nfp.principle import Point
 from pytest_nfp.principle.routing import POWER_LAW
-from pytest_nfp.recordings import aiconfigurator
+from pytest_nfp.recordings import tables
 from pytest_nfp.recordings.errors import NoRecording
 
 Module = Literal["dense", "moe"]
@@ -125,25 +125,16 @@ def read(
 
     Raises NoRecording where it is not there, or has other columns than are known.
     """
-    path = aiconfigurator.table_path(gpu, framework, release, module)
+    path = tables.table_path(gpu, framework, release, module)
     if dtype not in DTYPES:
         raise NoRecording(f"recordings are read for {', '.join(DTYPES)}, not for {dtype}")
-    rows = _rows(path, module, DTYPES[dtype])
-    grouped: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
+    table = latencies(path, dtype)
     left_out: Counter[str] = Counter()
-    remote: set[tuple[Any, ...]] = set()
-    for row in rows:
-        key, m = _key(row, module)
-        if module == "moe" and row["moe_ep_size"] != 1:
-            remote.add((*key, row["moe_ep_size"]))
-            continue
-        # A table may repeat a measurement: the quicker one met less of what is not the kernel's.
-        grouped[key][m] = min(row["latency"] * 1e3, grouped[key].get(m, float("inf")))
-    left_out["expert parallel: remote tokens are sent to expert 0"] = len(remote)
+    left_out["expert parallel: remote tokens are sent to expert 0"] = table.remote
     device = catalog.gpu(gpu)
     found = []
-    for key, latencies in sorted(grouped.items(), key=lambda item: str(item[0])):
-        curve = _curve(gpu, framework, release, module, dtype, key, latencies, path)
+    for key, us in sorted(table.by_key.items(), key=lambda item: str(tuple(item[0]))):
+        curve = _curve(gpu, framework, release, module, dtype, key, us, path)
         if reason := _unusable(curve) or ("" if in_cache else _cached(curve, device)):
             left_out[reason] += 1
         else:
@@ -156,7 +147,7 @@ def read_all(gpus: Iterable[str], module: Module, dtype: str = "bf16", in_cache:
     curves: list[RecordedCurve] = []
     left_out: Counter[str] = Counter()
     for gpu in gpus:
-        for backend in aiconfigurator.releases(gpu, module):
+        for backend in tables.releases(gpu, module):
             one = read(gpu, backend.framework, backend.release, module, dtype, in_cache)
             curves += one.curves
             left_out.update(one.left_out)
@@ -181,26 +172,64 @@ COLUMNS: dict[Module, tuple[str, ...]] = {
 }
 
 
-def _rows(path: Path, module: Module, dtype: str) -> list[dict[str, Any]]:
+class Key(NamedTuple):
+    """A curve of a table. Of a GEMM, experts = k = 1, hidden is its inner dimension and width its columns."""
+
+    experts: int
+    top_k: int
+    hidden: int
+    width: int
+    """Whole, before it is cut over the ranks of tensor parallelism."""
+    tp: int
+    distribution: str
+    kernel: str
+
+
+class Latencies(NamedTuple):
+    """A table in one dtype."""
+
+    by_key: Mapping[Key, Mapping[int, float]]
+    """Curve -> rows -> microseconds."""
+    remote: int
+    """Curves of expert parallelism, which are left out."""
+
+
+def latencies(path: Path, dtype: str) -> Latencies:
+    """What a table holds, read once. Raises NoRecording where it has other columns than are known."""
+    return _latencies(path, dtype, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _latencies(path: Path, dtype: str, changed_ns: int) -> Latencies:
     from pyarrow import parquet
 
+    module: Module = "dense" if path.name.startswith(tables.OPS["dense"]) else "moe"
+    columns = COLUMNS[module]
     have = set(parquet.read_schema(path).names)
-    if missing := [c for c in COLUMNS[module] if c not in have]:
+    if missing := [c for c in columns if c not in have]:
         raise NoRecording(
             f"{path.name} has no column {', '.join(missing)}: these tables are read as aiconfigurator-core"
-            f" {aiconfigurator.VERSION} has them: {aiconfigurator.GET_IT}"
+            f" {tables.VERSION} has them: {tables.GET_IT}"
         )
-    table = parquet.read_table(path, columns=list(COLUMNS[module]), filters=[(COLUMNS[module][0], "==", dtype)])
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
+    grouped: dict[Key, dict[int, float]] = defaultdict(dict)
+    remote = set()
+    for row in parquet.read_table(path, columns=list(columns), filters=[(columns[0], "==", DTYPES[dtype])]).to_pylist():
+        key, m = _key(row, module)
+        if module == "moe" and row["moe_ep_size"] != 1:
+            # Under expert parallelism the Triton rows of SGLang send remote tokens to expert 0.
+            remote.add((key, row["moe_ep_size"]))
+            continue
+        # A table may repeat a measurement: the quicker one met less of what is not the kernel's.
+        grouped[key][m] = min(row["latency"] * 1e3, grouped[key].get(m, float("inf")))
+    return Latencies(grouped, len(remote))
 
 
-def _key(row: Mapping[str, Any], module: Module) -> tuple[tuple[Any, ...], int]:
-    """(experts, k, hidden, whole width, TP, distribution, kernel), rows."""
+def _key(row: Mapping[str, Any], module: Module) -> tuple[Key, int]:
+    """The curve of a row, and its token or GEMM rows."""
     if module == "dense":
-        return (1, 1, row["k"], row["n"], 1, "", row["kernel_source"]), row["m"]
+        return Key(1, 1, row["k"], row["n"], 1, "", row["kernel_source"]), row["m"]
     shape = (row["num_experts"], row["topk"], row["hidden_size"], row["inter_size"], row["moe_tp_size"])
-    return (*shape, row["distribution"], row["kernel_source"]), row["num_tokens"]
+    return Key(*shape, row["distribution"], row["kernel_source"]), row["num_tokens"]
 
 
 def _curve(
@@ -209,7 +238,7 @@ def _curve(
     release: str,
     module: Module,
     dtype: str,
-    key: tuple[Any, ...],
+    key: Key,
     latencies: Mapping[int, float],
     path: Path,
 ) -> RecordedCurve:
@@ -232,13 +261,13 @@ def _curve(
         distribution,
         base,
         tuple(Point(m, latencies[m]) for m in grid),
-        aiconfigurator.source_of(path),
+        tables.source_of(path),
     )
 
 
 def _unusable(c: RecordedCurve) -> str:
     """Why a curve can't be compared with a model of its kernel; empty if it can."""
-    if (c.hidden, c.experts) == (7168, 256) and (c.framework, c.release) in aiconfigurator.GROUP_LIMITED:
+    if (c.hidden, c.experts) == (7168, 256) and (c.framework, c.release) in tables.GROUP_LIMITED:
         return "group-limited routing: about half of the experts are active"
     if not c.base:
         return "the grid ends before all experts are active"
@@ -249,7 +278,7 @@ def _unusable(c: RecordedCurve) -> str:
 
 def _cached(c: RecordedCurve, gpu: Gpu) -> str:
     """Why the weights were not all read from memory in each forward; empty if they were."""
-    smallest = aiconfigurator.MIN_EXPERTS_BYTES if c.module == "moe" else aiconfigurator.MIN_GEMM_BYTES
+    smallest = tables.MIN_EXPERTS_BYTES if c.module == "moe" else tables.MIN_GEMM_BYTES
     if c.weight_bytes < smallest:
         return f"weights under {smallest / 1e6:.0f} MB stay in the cache between forwards"
     first = next(p.latency_us for p in c.points if p.positions == c.base)

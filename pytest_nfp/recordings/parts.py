@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pytest_nfp.cases import Case
-from pytest_nfp.recordings import aiconfigurator, library
+from pytest_nfp.recordings import library, tables
 from pytest_nfp.recordings.errors import NoRecording
 
 
@@ -95,7 +95,7 @@ def _generation(
 ) -> tuple[Mapping[int, float], str]:
     from pyarrow import parquet
 
-    for mine, table_release, path in aiconfigurator.tables(gpu, ["attention"]):
+    for mine, table_release, path in tables.tables(gpu, ["attention"]):
         if (mine, table_release) != (framework, release) or path.name != "generation_attention_perf.parquet":
             continue
         columns = parquet.read_schema(path).names
@@ -117,5 +117,5 @@ def _generation(
         for row in rows:
             us = row["latency"] * 1e3
             found[row["step"]] = min(us, found.get(row["step"], us))
-        return found, aiconfigurator.source_of(path)
+        return found, tables.source_of(path)
     raise NoRecording(f"no recording of the attention of {framework} {release} on {gpu}")

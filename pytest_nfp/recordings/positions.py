@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nfp.principle import Point
-from pytest_nfp.recordings import aiconfigurator
+from pytest_nfp.recordings import tables
 
 FOLDERS = ("attention", "mla", "sparse_attention", "msa", "kda", "linear_attention")
 MIN_POSITIONS = 5
@@ -57,7 +57,7 @@ def read(gpu: str) -> Found:
     """Every curve of a GPU. Raises NoRecording where no tables are installed or none is of this GPU."""
     curves: list[AttentionCurve] = []
     left_out: Counter[str] = Counter()
-    for framework, release, path in aiconfigurator.tables(gpu, FOLDERS):
+    for framework, release, path in tables.tables(gpu, FOLDERS):
         name = path.name.removesuffix("_perf.parquet")
         if name in EAGER:
             left_out[f"{name}: timed without CUDA graphs"] += 1
@@ -88,7 +88,7 @@ def _curves(
             left_out[f"{name}: {reason}"] += 1
             continue
         points = tuple(Point(n, min(us)) for n, us in sorted(latencies.items()) if n <= MAX_POSITIONS)
-        source = aiconfigurator.source_of(path)
+        source = tables.source_of(path)
         found.append(AttentionCurve(gpu, framework, release, name, kernel, batch, context, setting, points, source))
     return found
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
+from pytest_nfp.compare.changes import Side
 from pytest_nfp.records import CaseRecord
-from pytest_nfp.report.changes import Side
 
 SHOWN_RATIO = 3.0
 """The axis ends here: past it, how much slower no longer matters to where the boundary is."""

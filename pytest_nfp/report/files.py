@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_nfp import records
+from pytest_nfp.compare.changes import view_of
 from pytest_nfp.files import FileError, write_atomically
 from pytest_nfp.records import Record
-from pytest_nfp.report.changes import view_of
 from pytest_nfp.report.html import render
 from pytest_nfp.report.junit import junit
 from pytest_nfp.report.markdown import markdown

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from pytest_nfp.compare.changes import release_order
 from pytest_nfp.comparison import compare_boundaries, has_moved
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.records import CaseRecord, Record, is_trusted, key_of, known_boundary
 from pytest_nfp.report import charts
-from pytest_nfp.report.changes import release_order
 
 CHARTS = 6
 SERIES = 6

@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pytest_nfp.compare.changes import Pair, View, coverage, headline
 from pytest_nfp.records import Record, totals
-from pytest_nfp.report import charts, history, page, words
-from pytest_nfp.report.changes import Pair, View, coverage, headline
+from pytest_nfp.report import charts, formatting, history, page
 
 FIGURES = 6
 """Cases whose charts stand in the page without its script: those that matter most."""
@@ -73,7 +73,7 @@ def render(view: View, with_history: bool = False) -> str:
             against=view.against,
             history=told,
             history_svg=history.figures(told),
-            words=words,
+            words=formatting,
             table=page.plain(script),
             details=page.packed_text(page.details(found)),
             specs=page.packed(charts.compiled()),
@@ -140,4 +140,4 @@ def label(pair: Pair) -> str:
     """What a chart shows, for those who don't see it."""
     c = pair.case
     said = f"T(N) over N of {c.id}, {c.kind}" if c.curve else f"Granularity of {c.id}"
-    return f"{said}: n_max {words.n_max(c)} {words.interval(c)}" if words.n_max(c) else said
+    return f"{said}: n_max {formatting.n_max(c)} {formatting.interval(c)}" if formatting.n_max(c) else said

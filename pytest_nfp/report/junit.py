@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET  # written here, never parsed
 
+from pytest_nfp.compare.changes import View
 from pytest_nfp.records import CaseRecord, TestResult
-from pytest_nfp.report.changes import View
 
 FAILED = "FAIL"
 BROKEN = "INVALID"

@@ -6,9 +6,9 @@ import html
 import re
 from collections.abc import Sequence
 
+from pytest_nfp.compare.changes import Pair, View, coverage, headline
 from pytest_nfp.records import Record, totals
-from pytest_nfp.report import words
-from pytest_nfp.report.changes import Pair, View, coverage, headline
+from pytest_nfp.report import formatting
 from pytest_nfp.report.html import by_urgency, reasons, title
 
 LISTED = 50
@@ -55,8 +55,8 @@ def _table(found: Sequence[Pair]) -> list[str]:
     for p in found[:LISTED]:
         c = p.case
         was = p.before.n_max if p.before is not None else None
-        cells = (c.id, c.outcome, c.kind, words.n_max(c), words.interval(c), was if was is not None else "")
-        predictions = (words.term(c, "principle"), words.term(c, "tile_roofline"))
+        cells = (c.id, c.outcome, c.kind, formatting.n_max(c), formatting.interval(c), was if was is not None else "")
+        predictions = (formatting.term(c, "principle"), formatting.term(c, "tile_roofline"))
         lines.append("| " + " | ".join(escaped(cell) for cell in (*cells, *predictions)) + " |")
     if len(found) > LISTED:
         lines += ["", f"{len(found) - LISTED} more cases stand in the HTML report."]

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from pytest_nfp.compare.changes import Pair, interval_or_nothing
 from pytest_nfp.records import Record
-from pytest_nfp.report import charts, words
-from pytest_nfp.report.changes import Pair, interval_or_nothing
+from pytest_nfp.report import charts, formatting
 
 FACETS = (
     ("run", "Run"),
@@ -77,10 +77,10 @@ def table(runs: Sequence[Record], found: Sequence[Pair]) -> dict[str, list[Any]]
             "outcome": c.outcome,
             "changed": "changed" if p.is_changed else "as before" if p.before is not None else "nothing before",
             "n_idle": round(c.n_idle) if c.n_idle is not None else "unbounded" if c.n_idle_unbounded else None,
-            "principle": words.term(c, "principle") or None,
-            "tile_roofline": words.term(c, "tile_roofline") or None,
+            "principle": formatting.term(c, "principle") or None,
+            "tile_roofline": formatting.term(c, "tile_roofline") or None,
             "n_max": c.n_max if c.curve else None,
-            "interval": words.interval(c) or None,
+            "interval": formatting.interval(c) or None,
             "first_exit": c.n_first_exit,
             "before": interval_or_nothing(p.before) or None,
         }
@@ -108,7 +108,7 @@ def details(found: Sequence[Pair]) -> str:
     """
     parts = []
     for p in found:
-        more: dict[str, Any] = {"changes": words.changes(p)}
+        more: dict[str, Any] = {"changes": formatting.changes(p)}
         if p.before is not None:
             more |= {"before": p.before.name, "beforeCurve": p.before.curve}
         if not p.case.tests:

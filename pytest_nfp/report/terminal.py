@@ -7,8 +7,8 @@ from typing import Any
 
 from pytest_nfp.principle.boundary import bracketed
 from pytest_nfp.records import CaseRecord, Record, totals
-from pytest_nfp.report import words
-from pytest_nfp.report.shown import shown
+from pytest_nfp.records.shown import shown
+from pytest_nfp.report import formatting
 
 MODELS = (
     "full model",
@@ -98,7 +98,7 @@ def _models(record: Record, shared: str) -> list[str]:
         lines.append(
             (
                 c.id.removeprefix(shared),
-                words.interval(c),
+                formatting.interval(c),
                 bracketed(composed["n_max_interval"]),
                 str(composed["steps"]),
                 composed["limiting"],
@@ -118,9 +118,9 @@ def _beside(c: CaseRecord, predicted: dict[str, Any]) -> tuple[str, str, str, st
     steps = predicted.get("steps", {})
     error = f"{predicted['error']:.0%}" if "error" in predicted else ""
     return (
-        words.term(c, "principle"),
+        formatting.term(c, "principle"),
         str(steps.get("principle", "")),
-        words.term(c, "tile_roofline"),
+        formatting.term(c, "tile_roofline"),
         str(steps.get("tile_roofline", "")),
         error,
     )
@@ -129,12 +129,12 @@ def _beside(c: CaseRecord, predicted: dict[str, Any]) -> tuple[str, str, str, st
 def _row(c: CaseRecord, shared: str) -> tuple[str, ...]:
     return (
         c.id.removeprefix(shared),
-        words.n_idle(c),
-        words.term(c, "principle"),
-        words.term(c, "tile_roofline"),
-        words.n_max(c),
-        words.interval(c),
-        words.first_exit(c),
+        formatting.n_idle(c),
+        formatting.term(c, "principle"),
+        formatting.term(c, "tile_roofline"),
+        formatting.n_max(c),
+        formatting.interval(c),
+        formatting.first_exit(c),
         c.kind,
         c.outcome,
     )

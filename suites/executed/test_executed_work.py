@@ -12,7 +12,7 @@ from typing import Literal
 
 import pytest
 
-from pytest_nfp import executed
+from pytest_nfp import interpreted
 from pytest_nfp.granularity import DeviceFacts, ExpertShape, Query, read
 from pytest_nfp.plugin import Nfp
 from pytest_nfp.principle import baseline_positions
@@ -46,12 +46,12 @@ def interpreter(framework: Framework) -> str:
 
 
 @lru_cache
-def experts(framework: Framework, routing: Routing, rule: str) -> executed.Executed:
+def experts(framework: Framework, routing: Routing, rule: str) -> interpreted.Executed:
     """The kernel's answer by the release's own rule or by sixteen rows throughout, or a skip with the reason."""
     setting = SIXTEEN if rule == "sixteen-rows" else None
     try:
-        return executed.experts(POSITIONS, E, K, D, F, routing, setting, interpreter(framework), framework)
-    except executed.NotExecuted as reason:
+        return interpreted.experts(POSITIONS, E, K, D, F, routing, setting, interpreter(framework), framework)
+    except interpreted.NotExecuted as reason:
         pytest.skip(str(reason))
 
 
@@ -61,7 +61,7 @@ def experts(framework: Framework, routing: Routing, rule: str) -> executed.Execu
 def test_experts(nfp: Nfp, framework: Framework, routing: Routing, rule: str) -> None:
     """Every product of the fused experts, at every N, is one that the map predicts; and the result is right."""
     found = experts(framework, routing, rule)
-    predicted = {n: executed.predicted_experts_flops(routing, n, E, K, D, F, found.settings[n]) for n in POSITIONS}
+    predicted = {n: interpreted.predicted_experts_flops(routing, n, E, K, D, F, found.settings[n]) for n in POSITIONS}
     nfp.note_executed(found, predicted, "moe")
     assert found.flops == predicted
     assert found.error < ERROR[framework]
@@ -90,11 +90,11 @@ def test_the_map_is_what_the_kernel_was_given(framework: Framework) -> None:
 def test_attention(nfp: Nfp, heads: int, kv_heads: int) -> None:
     """A tile packs the query heads of a KV head: it holds 16 / group positions, and the next one begins another."""
     try:
-        found = executed.attention(QUERIES, heads, kv_heads, 32, CONTEXT, interpreter("vllm"))
-    except executed.NotExecuted as reason:
+        found = interpreted.attention(QUERIES, heads, kv_heads, 32, CONTEXT, interpreter("vllm"))
+    except interpreted.NotExecuted as reason:
         pytest.skip(str(reason))
-    one = found.flops[1] / executed.query_tiles(1, heads, kv_heads, ROWS)
-    predicted = {n: one * executed.query_tiles(n, heads, kv_heads, ROWS) for n in QUERIES}
+    one = found.flops[1] / interpreted.query_tiles(1, heads, kv_heads, ROWS)
+    predicted = {n: one * interpreted.query_tiles(n, heads, kv_heads, ROWS) for n in QUERIES}
     nfp.note_executed(found, predicted, "attention")
     assert found.flops == predicted
     assert found.error < 1e-5

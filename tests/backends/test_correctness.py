@@ -10,7 +10,7 @@ import torch
 
 from pytest_nfp import backends
 from pytest_nfp.backends import correctness
-from pytest_nfp.backends.routes import expert_ids, starts
+from pytest_nfp.backends.expert_routing import expert_ids, starts
 from pytest_nfp.cases import Case
 from pytest_nfp.principle.routing import Replay
 

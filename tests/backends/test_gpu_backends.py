@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pytest_nfp import backends
-from pytest_nfp.backends import correctness, places
+from pytest_nfp.backends import correctness, tensors
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.catalog import Attention, Dense, Model, Moe
 
@@ -26,7 +26,7 @@ ATTENTION = Case("h200", Backend("flash-attn", "2.8.3"), "attention", HEADS, "bf
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "device_of", lambda case: "cpu")
+    monkeypatch.setattr(tensors, "device_of", lambda case: "cpu")
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:

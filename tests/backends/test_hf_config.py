@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nfp import catalog
+from pytest_nfp import catalog, frameworks
 from pytest_nfp.backends import Unsupported, architectures, hf_config, memory, most_positions, require_room
 from pytest_nfp.cases import Backend, Case, expand
-from pytest_nfp.scale import tiny
-from pytest_nfp.session import positions_to_measure
+from pytest_nfp.catalog.tiny import tiny
+from pytest_nfp.measure.grid import positions_to_measure
 
 QWEN = catalog.model("qwen3-8b")
 CASE = Case("cpu", Backend("transformers", "5.19.0"), "model", QWEN, "fp32", context=512)
@@ -157,7 +157,9 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> No
     monkeypatch.setattr(sys, "path", [str(folder)])
     monkeypatch.setattr(sys, "meta_path", [PathFinder])
     for package, text in files.items():
-        path = folder / package / architectures.REGISTERED[package][1]
+        place = frameworks.known()[package].architectures
+        assert place is not None
+        path = folder / package / place[1]
         path = path / "llada2.py" if package == "sglang" else path
         path.parent.mkdir(parents=True)
         path.write_text(text, encoding="utf-8")

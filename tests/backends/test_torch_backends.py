@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_nfp import backends
-from pytest_nfp.backends.routes import expert_ids
+from pytest_nfp.backends.expert_routing import expert_ids
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.catalog import Attention, Dense, Model, Moe
 

@@ -12,18 +12,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pytest_nfp import catalog, certificate, journal, records, traces
+from pytest_nfp import catalog, certificate, records, routing_traces
 from pytest_nfp.baselines import BaselineFile
 from pytest_nfp.cases import Backend, expand
 from pytest_nfp.catalog import UnknownName
+from pytest_nfp.compare.one_curve import judge_curve
+from pytest_nfp.curves.formats import read_curve
 from pytest_nfp.files import FileError, read_yaml
 from pytest_nfp.granularity import RuleUnknown
 from pytest_nfp.granularity.archive_members import members_of
 from pytest_nfp.granularity.evaluator import Answer, _first_error
-from pytest_nfp.judge import judge_curve
-from pytest_nfp.measure.formats import read_curve
 from pytest_nfp.predict import datasheet, predict_case
-from pytest_nfp.recordings.fit import CalibrationsFile
+from pytest_nfp.predict.calibration_files import CalibrationsFile
+from pytest_nfp.records import journal
 
 PROJECT = Path(__file__).parents[2]
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
@@ -107,7 +108,7 @@ READERS = {
         ),
     ),
     "config.json": Reader(_config, ".json", (json.dumps(CONFIG).encode(),)),
-    "trace.csv": Reader(traces.read_trace, ".csv", (b"0,1,2\n1,3,4\n2,1,4\n",)),
+    "trace.csv": Reader(routing_traces.read_trace, ".csv", (b"0,1,2\n1,3,4\n2,1,4\n",)),
     "baseline.yaml": Reader(
         lambda p: read_yaml(p, BaselineFile), ".yaml", ((PROJECT / "baselines/h20/vllm-0.9.1/llada-2.1-mini.yaml").read_bytes(),)
     ),

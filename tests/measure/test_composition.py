@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from pytest_nfp import catalog
 from pytest_nfp.backends import Prepared, Unsupported
 from pytest_nfp.cases import Backend, Case
+from pytest_nfp.catalog.tiny import tiny
+from pytest_nfp.curves.curve import Curve
 from pytest_nfp.granularity import Granularity, RuleUnknown, granularity_of
 from pytest_nfp.measure import composition, sweep
-from pytest_nfp.measure.curve import Curve
 from pytest_nfp.measure.protocol import CALIBRATION
 from pytest_nfp.predict import Figures, module_latency
 from pytest_nfp.principle import Calibration
-from pytest_nfp.scale import tiny
 from pytest_nfp.testing import Simulated
 
 DENSE = Case("cpu", Backend("transformers", "5"), "model", tiny(catalog.model("qwen3-8b")), "fp32", context=512)

@@ -7,8 +7,9 @@ import weakref
 
 import pytest
 
+from pytest_nfp.curves import Curve
 from pytest_nfp.devices import Forward
-from pytest_nfp.measure import PROTOCOLS, Curve, sweep
+from pytest_nfp.measure import PROTOCOLS, sweep
 from pytest_nfp.measure.protocol import PAPER_FORWARDS, Protocol
 from pytest_nfp.measure.sweep import Interrupted
 from pytest_nfp.principle import Boundary, Point, find_boundary

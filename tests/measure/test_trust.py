@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from pytest_nfp.curves import Curve
 from pytest_nfp.devices import Reading
-from pytest_nfp.measure import PROTOCOLS, Curve, sweep, trust
+from pytest_nfp.measure import PROTOCOLS, sweep, trust
 from pytest_nfp.principle import Point
 from pytest_nfp.testing import Noise, Simulated, staircase
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from pytest_nfp.recordings import NoRecording, aiconfigurator, library
+from pytest_nfp.recordings import NoRecording, library, tables
 
-from .test_aiconfigurator import gemm, moe, write
+from .test_case_curves import gemm, moe, write
 
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 BIG = {"num_experts": 64, "topk": 8, "hidden_size": 2048, "inter_size": 1024}
 
 
 @pytest.fixture
-def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(aiconfigurator, "_data", lambda: tmp_path)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tables, "_data", lambda: tmp_path)
     library.read.cache_clear()
     return tmp_path
 
@@ -31,9 +31,9 @@ def read(module: library.Module = "moe", dtype: str = "bf16") -> library.Library
     return library.read("h200", "vllm", "9.0", module, dtype)
 
 
-def test_a_curve_holds_its_rank_its_base_and_its_source(tables: Path) -> None:
+def test_a_curve_holds_its_rank_its_base_and_its_source(folder: Path) -> None:
     """TP cuts the width; N0 is the first grid value that activates every expert; a repeated row takes the quicker one."""
-    write(tables, "moe", [*curve(), *curve(0.2, (64,)), *curve(moe_tp_size=2, inter_size=2048)])
+    write(folder, "moe", [*curve(), *curve(0.2, (64,)), *curve(moe_tp_size=2, inter_size=2048)])
     found = read().curves
     assert {(c.width, c.tp, c.base) for c in found} == {(1024, 1, 8), (1024, 2, 8)}
     whole = next(c for c in found if c.tp == 1)
@@ -53,41 +53,41 @@ def test_a_curve_holds_its_rank_its_base_and_its_source(tables: Path) -> None:
         (curve(grid=(8, 16, 32)), "fewer than 8 points from N0 on"),
     ],
 )
-def test_each_trap_has_a_filter_that_counts(tables: Path, rows: list[dict[str, Any]], reason: str) -> None:
+def test_each_trap_has_a_filter_that_counts(folder: Path, rows: list[dict[str, Any]], reason: str) -> None:
     """One curve, left out for one reason."""
-    write(tables, "moe", rows)
+    write(folder, "moe", rows)
     assert read() == library.Library((), {reason: 1})
 
 
-def test_group_limited_routing_is_left_out_where_the_tables_ran_it(tables: Path) -> None:
+def test_group_limited_routing_is_left_out_where_the_tables_ran_it(folder: Path) -> None:
     """DeepSeek shapes of two releases."""
     from pytest_nfp.cases import Backend
 
     rows = curve(ms=9.0, grid=(*GRID, 3072, 4096), hidden_size=7168, inter_size=2048, num_experts=256)
-    write(tables, "moe", rows, Backend("vllm", "0.24.0"))
-    write(tables, "moe", rows)
+    write(folder, "moe", rows, Backend("vllm", "0.24.0"))
+    write(folder, "moe", rows)
     found = library.read("h200", "vllm", "0.24.0", "moe")
     assert found.left_out == {"group-limited routing: about half of the experts are active": 1}
     assert len(read().curves) == 1
 
 
-def test_power_laws_and_dtypes_are_told_apart(tables: Path) -> None:
+def test_power_laws_and_dtypes_are_told_apart(folder: Path) -> None:
     """A power law begins at one token: it has no N0 at which all experts are active."""
-    write(tables, "moe", [*curve(), *curve(distribution="power_law_1.2"), *curve(0.2, moe_dtype="fp8")])
+    write(folder, "moe", [*curve(), *curve(distribution="power_law_1.2"), *curve(0.2, moe_dtype="fp8")])
     assert {(c.distribution, c.base) for c in read().curves} == {("balanced", 8), ("power_law_1.2", 1)}
     assert [c.dtype for c in read(dtype="fp8").curves] == ["fp8"]
 
 
-def test_gemms_are_curves_too(tables: Path) -> None:
+def test_gemms_are_curves_too(folder: Path) -> None:
     """n is the width, k the hidden size."""
-    write(tables, "gemm", [gemm(m, 0.030) for m in GRID])
+    write(folder, "gemm", [gemm(m, 0.030) for m in GRID])
     (found,) = read("dense").curves
     assert (found.width, found.hidden, found.base, found.experts) == (12288, 4096, 1, 1)
 
 
-def test_other_columns_and_absent_tables_are_one_reason(tables: Path) -> None:
+def test_other_columns_and_absent_tables_are_one_reason(folder: Path) -> None:
     """With the version that is known, and what there is."""
-    write(tables, "moe", [{"num_tokens": 1, "latency": 1.0}])
+    write(folder, "moe", [{"num_tokens": 1, "latency": 1.0}])
     with pytest.raises(NoRecording, match=r"has no column moe_dtype, .*aiconfigurator-core 0.12.0 .*pip install"):
         read()
     with pytest.raises(NoRecording, match="not for nvfp4"):

@@ -9,14 +9,14 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from pytest_nfp.recordings import NoRecording, aiconfigurator, positions
+from pytest_nfp.recordings import NoRecording, positions, tables
 
 GRID = (1, 4, 8, 16, 32, 512, 1024)
 
 
 @pytest.fixture
-def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(aiconfigurator, "_data", lambda: tmp_path)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tables, "_data", lambda: tmp_path)
     positions.read.cache_clear()
     return tmp_path
 
@@ -32,9 +32,9 @@ def curve(grid: tuple[int, ...] = GRID, ms: float = 0.02, **changed: Any) -> lis
     return [row | {"isl": n} | changed for n in grid]
 
 
-def test_a_curve_is_what_shares_every_column_but_positions_and_latency(tables: Path) -> None:
+def test_a_curve_is_what_shares_every_column_but_positions_and_latency(folder: Path) -> None:
     """Two head counts are two curves; positions past 512 stay out; milliseconds become microseconds."""
-    write(tables, [*curve(), *curve(num_heads=128, ms=0.04)])
+    write(folder, [*curve(), *curve(num_heads=128, ms=0.04)])
     a, b = positions.read("h200").curves
     assert [p.positions for p in a.points] == [1, 4, 8, 16, 32, 512]
     assert {a.points[0].latency_us, b.points[0].latency_us} == {20.0, 40.0}
@@ -54,23 +54,23 @@ def test_a_curve_is_what_shares_every_column_but_positions_and_latency(tables: P
         (curve(ms=0.0), "a latency of 0"),
     ],
 )
-def test_each_filter_counts_what_it_leaves_out(tables: Path, rows: list[dict[str, Any]], reason: str) -> None:
+def test_each_filter_counts_what_it_leaves_out(folder: Path, rows: list[dict[str, Any]], reason: str) -> None:
     """One curve, one reason."""
-    write(tables, rows)
+    write(folder, rows)
     assert positions.read("h200") == positions.Found((), {f"dsv4_csa_topk_calib: {reason}": 1})
 
 
-def test_a_table_without_graphs_or_without_cached_tokens_is_left_out_whole(tables: Path) -> None:
+def test_a_table_without_graphs_or_without_cached_tokens_is_left_out_whole(folder: Path) -> None:
     """Launches are in the one; the other has no column for what is cached."""
-    write(tables, curve(), "dsa_context_module")
-    write(tables, [{k: v for k, v in row.items() if k != "step"} for row in curve()], "kda")
+    write(folder, curve(), "dsa_context_module")
+    write(folder, [{k: v for k, v in row.items() if k != "step"} for row in curve()], "kda")
     assert positions.read("h200").left_out == {
         "dsa_context_module: timed without CUDA graphs": 1,
         "kda: no positions over cached tokens": 1,
     }
 
 
-def test_a_gpu_without_tables_says_which_have_them(tables: Path) -> None:
+def test_a_gpu_without_tables_says_which_have_them(folder: Path) -> None:
     """By name."""
     with pytest.raises(NoRecording, match="no recording for h20; there are h200, h100"):
         positions.read("h20")

@@ -10,8 +10,8 @@ from typing import Literal
 
 import pytest
 
+from pytest_nfp.compare.changes import view_of
 from pytest_nfp.records import TestResult
-from pytest_nfp.report.changes import view_of
 from pytest_nfp.report.html import render
 
 from .browser import Opened, opened

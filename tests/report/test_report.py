@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from pytest_nfp import records
+from pytest_nfp.compare.changes import view_of
 from pytest_nfp.files import FileError
 from pytest_nfp.records import FIRST, Record, TestResult
 from pytest_nfp.report import write_reports
-from pytest_nfp.report.changes import view_of
 from pytest_nfp.report.charts import bundle_text
 from pytest_nfp.report.html import render
 from pytest_nfp.report.terminal import headline, summary_lines

@@ -9,11 +9,11 @@ import xml.etree.ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_nfp.compare.changes import view_of
 from pytest_nfp.records import TestResult
-from pytest_nfp.report.changes import view_of
+from pytest_nfp.records.shown import shown
 from pytest_nfp.report.junit import junit
 from pytest_nfp.report.markdown import escaped, markdown
-from pytest_nfp.report.shown import shown
 from pytest_nfp.report.terminal import summary_lines
 
 from .made import BASELINE, GRANULARITY, case, record

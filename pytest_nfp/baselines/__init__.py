@@ -1,0 +1,41 @@
+"""Stored boundaries, predictions and maps: a YAML file a GPU, release and subject."""
+
+from pytest_nfp.baselines.files import (
+    BaselineFile,
+    CaseBaseline,
+    Measured,
+    PredictedTerms,
+    Term,
+    Tiles,
+    difference,
+    dump,
+    load,
+    load_nearest,
+    measured_of,
+    new_file,
+    path_of,
+    stored_backends,
+    stored_subjects,
+    tiles_of,
+    write,
+)
+
+__all__ = [
+    "BaselineFile",
+    "CaseBaseline",
+    "Measured",
+    "PredictedTerms",
+    "Term",
+    "Tiles",
+    "difference",
+    "dump",
+    "load",
+    "load_nearest",
+    "measured_of",
+    "new_file",
+    "path_of",
+    "stored_backends",
+    "stored_subjects",
+    "tiles_of",
+    "write",
+]

@@ -1,0 +1,289 @@
+"""Fit the tile roofline to recorded or measured curves, and say how well it does on shapes that it has not seen.
+
+One calibration a device, framework, kernel and dtype: effective bandwidth and compute, share of the compute by tile height, overlap,
+re-read share, a thread block's own time, the activations' factor, a fixed cost. Least squares on the logarithms of T and of
+T(N)/T(N0) with a robust loss, every curve with the same weight, from two starts.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from pytest_nfp import catalog
+from pytest_nfp.calibration.cross_validation import NOTHING, HeldOut, judge, percentiles
+from pytest_nfp.calibration.kernel_work import LAST_ROWS, Joined
+from pytest_nfp.predict.calibration_files import Fitted
+from pytest_nfp.predict.residuals import GEMM_ROWS, Place, Residuals, krige
+from pytest_nfp.predict.residuals import text_of as residuals_text
+from pytest_nfp.principle import Calibration, Point
+from pytest_nfp.principle.tile_roofline import Work
+
+TILES = (16, 32, 64, 128)
+
+
+FIT_POINTS = 24
+
+
+FOLDS = 4
+
+
+MIN_SHAPES = 8
+
+
+class NoFit(Exception):
+    """No calibration can be given; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What a fit starts from: peak FLOP/s and bytes/s of the device, and its multiprocessors.
+
+    observed: no vendor's figures, but the highest rates that any of the curves shows: the fit may exceed them, since
+    memory and compute may take turns, and nothing is known that a bound could stand for.
+    """
+
+    flops: float
+    bandwidth: float
+    processors: int
+    observed: bool = False
+
+
+def peaks_of(gpu: str, dtype: str, processors: int | None = None) -> Peaks:
+    """The catalog's figures of a GPU. processors: of the GPU that is here; None takes the catalog's. Raises NoFit."""
+    known = catalog.gpu(gpu)
+    if (count := processors or known.multiprocessors) is None:
+        raise NoFit(f"the catalog does not know how many multiprocessors {known.name} has")
+    return Peaks(known.peak_flops_of(dtype), known.bandwidth, count)
+
+
+def observed_peaks(joined: Sequence[Joined]) -> Peaks:
+    """The highest rates that these curves show, of a device without a vendor's figures."""
+    points = [(w, p.latency_us / 1e6) for j in joined for w, p in zip(j.work, j.curve.points, strict=True)]
+    return Peaks(max(w.flops / t for w, t in points), max(w.bytes_once / t for w, t in points), 1, observed=True)
+
+
+def fit(joined: Sequence[Joined], peaks: Peaks | None = None) -> Calibration:
+    """The calibration of these curves' kernel. peaks: of the device; None takes the catalog's.
+
+    Raises NoFit where too few shapes are there or the fit does not converge.
+    """
+    from scipy.optimize import least_squares
+
+    if len({j.curve.shape for j in joined}) < MIN_SHAPES:
+        raise NoFit(f"{len({j.curve.shape for j in joined})} shapes are too few: a fit needs {MIN_SHAPES}")
+    peaks = peaks or peaks_of(joined[0].curve.gpu, joined[0].curve.dtype)
+    tiles = [t for t in TILES if any(w.tile == t for j in joined for w in j.work)]
+    curves = [
+        _thinned([(w, math.log(p.latency_us)) for w, p in zip(j.work, j.curve.points, strict=True) if _is_used(j, p)])
+        for j in joined
+    ]
+
+    # What no curve has (a GEMM's table has neither blocks nor second tiles) can't be fitted: its default stands.
+    every = [w for j in joined for w in j.work]
+    present = {
+        "re-read share": any(w.bytes_again for w in every),
+        "activations": any(w.activations for w in every),
+        "block": any(w.blocks for w in every),
+    }
+
+    def calibration(x: Sequence[float]) -> Calibration:
+        bandwidth, overlap, fixed, reread, activation, block, *shares = x
+        return Calibration(
+            peaks.flops * (1.0 if tiles else math.exp(shares[0])),
+            peaks.bandwidth * math.exp(bandwidth),
+            math.exp(overlap),
+            reread if present["re-read share"] else 1.0,
+            math.exp(fixed),
+            tuple((t, math.exp(s)) for t, s in zip(tiles, shares, strict=True)) if tiles else (),
+            math.exp(block) if present["block"] else 0.0,
+            peaks.processors,
+            math.exp(activation) if present["activations"] else None,
+        )
+
+    def residuals(x: Sequence[float]) -> list[float]:
+        c = calibration(x)
+        found: list[float] = []
+        for curve in curves:
+            errors = [math.log(w.latency_us(c) + c.fixed_us) - t for w, t in curve]
+            # T itself, and its ratio to T(N0), which is what a boundary is read from; every curve weighs the same.
+            weight = 1 / math.sqrt(len(errors))
+            found += [e * weight for e in errors] + [(e - errors[0]) * weight for e in errors]
+        return found
+
+    # Bounds, and whether reaching one means that the effect is absent (or whole) and not that the fit escapes.
+    heights = len(tiles) or 1
+    above = 1.5 if peaks.observed else 0.0
+    bounds = [
+        # bandwidth: at most the peak, and the little that stays in the cache between forwards
+        (-2.0, 0.05 + above, False, True),
+        (0.0, 3.0, True, True),  # overlap: 1 is none, 20 is full
+        (-3.0, 6.0, True, False),  # fixed cost: 0.05 to 400 us
+        (0.0, 1.0, True, True),  # share of a second tile's read that misses the cache
+        (-3.0, 3.0, True, False),  # activations
+        (-7.0, 3.0, True, False),  # a block's own time: a nanosecond is none
+        *[(-4.0, above, False, True)] * heights,  # share of the peak: all of it where compute never limits
+    ]
+    low, high = [b[0] for b in bounds], [b[1] for b in bounds]
+    starts = [[-0.2, overlap, 2.5, 0.3, 0.0, -1.0, *[-0.5] * heights] for overlap in (0.7, 1.8)]
+    found = [least_squares(residuals, x, bounds=(low, high), loss="soft_l1", f_scale=0.05) for x in starts]
+    best = min(found, key=lambda f: f.cost)
+    if best.status <= 0:
+        raise NoFit(f"the fit does not converge: {best.message}")
+    names = (
+        "bandwidth",
+        "overlap",
+        "fixed cost",
+        "re-read share",
+        "activations",
+        "block",
+        *(f"tile {t}" for t in tiles or (0,)),
+    )
+    for name, x, (least, most, at_least, at_most) in zip(names, best.x, bounds, strict=True):
+        edge = 1e-3 * (most - least)
+        if not present.get(name, True) or peaks.observed:
+            continue
+        if (x < least + edge and not at_least) or (x > most - edge and not at_most):
+            raise NoFit(f"the fit sits on a bound: {name} at {x:.2f}, between {least} and {most}")
+    return calibration([float(v) for v in best.x])
+
+
+def _thinned(points: list[tuple[Work, float]]) -> list[tuple[Work, float]]:
+    """At most FIT_POINTS of them, evenly, the first always: a GEMM's table has three times as many, and no more to say."""
+    return points[:: -(-len(points) // FIT_POINTS)]
+
+
+def _is_used(j: Joined, p: Point) -> bool:
+    return j.curve.base <= p.positions <= LAST_ROWS
+
+
+def by_calibration(c: Calibration, residuals: Residuals | None = None) -> Callable[[Joined], list[float]]:
+    """The tile roofline's latencies, with what it leaves over where that is given."""
+
+    def predict(j: Joined) -> list[float]:
+        found = [w.latency_us(c) + c.fixed_us for w in j.work]
+        if residuals is None:
+            return found
+        return [t * math.exp(r) for t, r in zip(found, residuals.log_ratio(j.places), strict=True)]
+
+    return predict
+
+
+def leftover(joined: Sequence[Joined], c: Calibration) -> tuple[list[Place], Residuals]:
+    """What the calibrated tile roofline leaves over on these curves, and at which places."""
+    places, log_ratios = [], []
+    for j in joined:
+        for p, w, place in zip(j.curve.points, j.work, j.places, strict=True):
+            if _is_used(j, p) and (j.curve.module != "dense" or place.on_cpu or p.positions in GEMM_ROWS):
+                places.append(place)
+                log_ratios.append(math.log(p.latency_us / (w.latency_us(c) + c.fixed_us)))
+    return places, krige(places, log_ratios, c.processors)
+
+
+def fitted_predictor(joined: Sequence[Joined], peaks: Peaks | None = None) -> Callable[[Joined], list[float]]:
+    """What these curves say of others: calibration and residuals. Raises NoFit."""
+    c = fit(joined, peaks)
+    return by_calibration(c, leftover(joined, c)[1])
+
+
+def folds(joined: Sequence[Joined], count: int = FOLDS) -> list[tuple[list[Joined], list[Joined]]]:
+    """(fitted on, held out): all curves of a shape on one side; the same for the same shapes. More than `count` where a fit needs them."""
+    shapes = sorted({j.curve.shape for j in joined})
+    random.Random(0).shuffle(shapes)  # noqa: S311  # an order, not a secret
+    spare = len(shapes) - MIN_SHAPES
+    count = max(count, -(-len(shapes) // spare)) if spare > 0 else count
+    fold = {shape: i % count for i, shape in enumerate(shapes)}
+    return [
+        ([j for j in joined if fold[j.curve.shape] != i], [j for j in joined if fold[j.curve.shape] == i])
+        for i in range(count)
+    ]
+
+
+def as_it_is(j: Joined) -> list[Joined]:
+    """A curve that is judged from its own N0 alone."""
+    return [j]
+
+
+def cross_validate(
+    joined: Sequence[Joined],
+    make: Callable[[Sequence[Joined]], Callable[[Joined], Sequence[float]]] = fitted_predictor,
+    views: Callable[[Joined], list[Joined]] = as_it_is,
+) -> HeldOut:
+    """Every shape judged by what `make` says from curves of other shapes. views: a curve from every N0 that it is judged from.
+
+    Raises NoFit.
+    """
+    total = NOTHING
+    for seen, unseen in folds(joined):
+        total += judge([view for j in unseen for view in views(j)], make(seen))
+    return total
+
+
+def calibrate(
+    joined: Sequence[Joined],
+    sha256: str,
+    kind: Literal["recorded", "measured"] = "recorded",
+    peaks: Peaks | None = None,
+    views: Callable[[Joined], list[Joined]] = as_it_is,
+) -> tuple[Fitted, str]:
+    """The calibration of one device, framework, kernel and dtype, with its cross-validated figures; and its residuals' file.
+
+    sha256: of what the curves were read from. peaks: of the device; None takes the catalog's. views: as cross_validate has
+    them. Raises NoFit.
+    """
+    c = _rounded(fit(joined, peaks))
+    places, residuals = leftover(joined, c)
+    held_out = cross_validate(joined, partial(fitted_predictor, peaks=peaks), views)
+    first = joined[0].curve
+    spread = held_out.covering_spread if kind == "measured" else held_out.spread
+    fitted = Fitted(
+        gpu=first.gpu,
+        framework=first.framework,
+        kernel=first.family,
+        module=first.module,
+        dtype=first.dtype,
+        flops=c.flops,
+        bandwidth=c.bandwidth,
+        overlap=c.overlap,
+        reread=c.reread,
+        fixed_us=c.fixed_us,
+        tile_shares=c.tile_shares,
+        block_us=c.block_us,
+        processors=c.processors,
+        activation=c.activation,
+        curves=len(joined),
+        shapes=len({j.curve.shape for j in joined}),
+        error=round(held_out.error, 4),
+        within_one_step=round(held_out.within_one_step, 3),
+        spread=spread,
+        covered=round(held_out.covered(spread), 3),
+        latency_spread=percentiles([1 + e for e in held_out.signed]),
+        releases=tuple(sorted({j.curve.release for j in joined})),
+        source=first.source.partition(":")[0],
+        sha256=sha256,
+        kind=kind,
+    )
+    return fitted, residuals_text(places, residuals)
+
+
+def _rounded(c: Calibration) -> Calibration:
+    """As the file holds it: the residuals are those of the numbers that are read back."""
+    return replace(
+        c,
+        flops=_round(c.flops),
+        bandwidth=_round(c.bandwidth),
+        overlap=round(c.overlap, 3),
+        reread=round(c.reread, 3),
+        fixed_us=round(c.fixed_us, 2),
+        tile_shares=tuple((t, round(s, 3)) for t, s in c.tile_shares),
+        block_us=round(c.block_us, 4),
+        activation=None if c.activation is None else round(c.activation, 3),
+    )
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,214 @@
+"""What is known of each framework, in one record each. A package adds its own by an entry point.
+
+An entry point of the group pytest_nfp.frameworks names a `Framework`:
+
+    [project.entry-points."pytest_nfp.frameworks"]
+    my-kernels = "my_kernels:FRAMEWORK"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import entry_points
+
+GROUP = "pytest_nfp.frameworks"
+DRAFTS = "drafts"
+"""The variant of vLLM's engine that verifies drafts, whose forward has logits for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """One framework: its modules, the rule of its tiles, its kernels, and the files that it is found by."""
+
+    name: str
+    """As pip calls it."""
+    modules: tuple[str, ...]
+    """Of dense, moe, attention and model (an engine for whole models): what it has kernels for."""
+    aliases: tuple[str, ...] = ()
+    """Other names that users write."""
+
+    rule: str = ""
+    """The module whose tiles its releases publish a rule of; empty for none."""
+    rule_reader: str = ""
+    """The Python module that reads the rule: granularities(queries, archives) -> a map, or RuleUnknown, for each."""
+    rule_files: tuple[str, ...] = ()
+    """Where a wheel holds the rule, newest first, for readers that need to be told."""
+    index: str = "final"
+    """Which of its releases on the package index hold the rule: "final", "pre-release" or "none"."""
+    capability: tuple[tuple[int, int], str] | None = None
+    """The compute capability from which on it has kernels, and where it says so."""
+    asks_architecture: bool = False
+    """Whether its rule asks for the model's class."""
+    not_covered: str = ""
+    """What its rule says nothing of, for who compares two releases."""
+
+    variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Module -> further kernels, or ways to run the engine, that are measured on a GPU beside the one without a name."""
+    cpu_kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Module -> its kernels on a CPU, where it has several; the first one is what transformers' modules run."""
+    has_mla: bool = False
+    """Whether its MLA is described: a rule on a GPU, and a forward."""
+    oldest: str = ""
+    """The oldest release whose calls on a GPU are known."""
+    calls_vendor_gemm: bool = False
+    """Whether its GEMMs are the vendor's, so that another framework's calibration of them describes them too."""
+    triton_experts: str = ""
+    """Its fused experts' Triton kernel, as recorded tables name it."""
+
+    attention: str = ""
+    """The package whose attention it takes where nothing is set by hand, for predictions."""
+    pins_attention: bool = False
+    """Whether each of its releases requires one release of that package."""
+    engine_attention: str = ""
+    """The framework whose attention kernel its engine runs on a GPU, where that is not its own."""
+    architectures: tuple[str, str, str] | None = None
+    """Where its engine names the architectures that it runs: package, file or folder in it, and how a name stands there."""
+
+    @property
+    def unruled(self) -> frozenset[str]:
+        """Modules of which nothing but a boundary can be asked on a GPU. A vendor's GEMMs have recorded curves."""
+        return frozenset(self.modules) - {self.rule, "dense"}
+
+
+_ATTENTION, _EXPERTS = "pytest_nfp.granularity.attention", "pytest_nfp.granularity.fused_moe"
+OURS = (
+    Framework(
+        "flash-attn",
+        ("attention",),
+        ("flash-attention", "flash_attn"),
+        rule="attention",
+        rule_reader=_ATTENTION,
+        capability=((8, 0), "flash-attention's README: Ampere, Ada, or Hopper"),
+        variants={"attention": ("contiguous",)},
+        oldest="2.5.9",
+    ),
+    Framework(
+        "flashinfer-python",
+        ("attention",),
+        ("flashinfer",),
+        rule="attention",
+        rule_reader=_ATTENTION,
+        capability=((7, 5), "FlashInfer's README: Turing and later"),
+        not_covered="FlashInfer's MoE kernels publish no tile rule: nothing is said of them, attention alone was compared",
+        variants={"attention": ("decode-at-1",)},
+        has_mla=True,
+        oldest="0.5.3",
+    ),
+    Framework(
+        "flash-attn-3",
+        ("attention",),
+        rule="attention",
+        rule_reader=_ATTENTION,
+        index="none",
+        capability=((8, 0), "flash-attention's hopper/setup.py: 8.0, 8.6, 9.0"),
+    ),
+    Framework(
+        "flash-attn-4",
+        ("attention",),
+        rule="attention",
+        rule_reader=_ATTENTION,
+        index="pre-release",
+        capability=((9, 0), "flash-attention's README: FlashAttention-4 is for Hopper and Blackwell"),
+    ),
+    Framework(
+        "transformers",
+        ("model",),
+        architectures=(
+            "transformers",
+            "models/auto/modeling_auto.py",
+            r'MODEL_FOR_CAUSAL_LM_MAPPING_NAMES\b(?:(?!\n\)).)*"{}"',
+        ),
+    ),
+    Framework(
+        "vllm",
+        ("dense", "moe", "attention", "model"),
+        rule="moe",
+        rule_reader=_EXPERTS,
+        rule_files=("vllm/model_executor/layers/fused_moe/fused_moe.py",),
+        capability=((7, 0), "vLLM's installation guide: compute capability 7.0 or higher"),
+        not_covered="vLLM's attention backends and dense GEMMs publish no tile rule: experts alone were compared",
+        variants={"model": (DRAFTS,)},
+        oldest="0.9.1",
+        calls_vendor_gemm=True,
+        triton_experts="vllm_fused_moe",
+        attention="flash-attn",
+        architectures=("vllm", "model_executor/models/registry.py", r'"{}":'),
+    ),
+    Framework(
+        "sglang",
+        ("dense", "moe", "model"),
+        rule="moe",
+        rule_reader=_EXPERTS,
+        # The function moved out of fused_moe.py in 0.5.3 and to moe_runner in 0.5.12.
+        rule_files=(
+            "sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_config.py",
+            "sglang/srt/layers/moe/fused_moe_triton/fused_moe_triton_config.py",
+            "sglang/srt/layers/moe/fused_moe_triton/fused_moe.py",
+        ),
+        capability=((7, 5), "sglang.srt.utils: 'SGLang only supports sm75 and above'"),
+        asks_architecture=True,
+        not_covered="SGLang's attention backends and dense GEMMs publish no tile rule: experts alone were compared",
+        oldest="0.5.9",
+        calls_vendor_gemm=True,
+        triton_experts="sglang_fused_moe_triton",
+        attention="flashinfer-python",
+        pins_attention=True,
+        engine_attention="flashinfer-python",
+        architectures=("sglang", "srt/models", r"EntryClass = \[?[^\]=]*\b{}\b"),
+    ),
+    Framework(
+        "torch",
+        ("dense", "moe", "attention"),
+        cpu_kernels={"dense": ("matmul", "onednn-packed"), "moe": ("grouped_mm",), "attention": ("sdpa",)},
+        calls_vendor_gemm=True,
+    ),
+    Framework(
+        "nano-vllm",
+        ("model",),
+        engine_attention="flash-attn",
+        architectures=("nanovllm", "models", r"class {}\("),
+    ),
+)
+"""The project's own records. Cases come in their order."""
+
+
+@lru_cache(maxsize=1)
+def known() -> dict[str, Framework]:
+    """Name -> framework: the project's, and those that installed packages add. The project's own names can't be taken."""
+    own = {f.name: f for f in OURS}
+    for point in entry_points(group=GROUP):
+        if point.name not in own:
+            framework = point.load()
+            if not isinstance(framework, Framework) or framework.name != point.name:
+                where = f"the entry point {point.name} of {GROUP}"
+                raise TypeError(f"{where} names {point.value}, which is no Framework of the name {point.name}")
+            own[point.name] = framework
+    return own
+
+
+def get(name: str) -> Framework | None:
+    """The record of a framework; None for one that has none: a package that registers a backend alone."""
+    return known().get(name)
+
+
+def aliases() -> dict[str, str]:
+    """What users write -> the framework's name."""
+    return {alias: f.name for f in known().values() for alias in f.aliases}
+
+
+def with_module(module: str) -> list[str]:
+    """The frameworks with kernels for a module, in the order of their records."""
+    return [f.name for f in known().values() if module in f.modules]
+
+
+def with_rule() -> dict[str, str]:
+    """The frameworks whose releases publish a tile rule -> the module that it is of."""
+    return {f.name: f.rule for f in known().values() if f.rule}
+
+
+def is_unruled(name: str, module: str) -> bool:
+    """Whether nothing but a boundary can be asked of a framework's module on a GPU: it publishes no tile rule."""
+    framework = get(name)
+    return framework is not None and module in framework.unruled

@@ -35,6 +35,10 @@ class Framework:
     """The Python module that reads the rule: granularities(queries, archives) -> a map, or RuleUnknown, for each."""
     rule_files: tuple[str, ...] = ()
     """Where a wheel holds the rule, newest first, for readers that need to be told."""
+    files: tuple[str, ...] = ()
+    """Regular expressions of the files that are read of a release, by their path in it: nothing else of it is opened."""
+    choice_files: str = ""
+    """One of them: the files that the choice between kernels may reach."""
     index: str = "final"
     """Which of its releases on the package index hold the rule: "final", "pre-release" or "none"."""
     capability: tuple[tuple[int, int], str] | None = None
@@ -72,6 +76,15 @@ class Framework:
         return frozenset(self.modules) - {self.rule, "dense"}
 
 
+_METADATA = r"(?:^|/)[^/]+\.dist-info/METADATA$|^PKG-INFO$"
+_VLLM_CHOICE = (
+    r"(?:^|/)vllm/(?:model_executor/layers/fused_moe/.+\.py"
+    r"|model_executor/layers/quantization/(?:fp8|utils/quant_utils|utils/flashinfer_utils)\.py|envs\.py)$"
+)
+_SGLANG_CHOICE = (
+    r"(?:^|/)sglang/srt/(?:server_args\.py|arg_groups/.+\.py|environ\.py|utils\.py|utils/common\.py"
+    r"|layers/moe/(?:utils|fused_moe_triton/layer)\.py|layers/quantization/(?:fp8|unquant)\.py)$"
+)
 _ATTENTION, _EXPERTS = "pytest_nfp.granularity.attention", "pytest_nfp.granularity.fused_moe"
 OURS = (
     Framework(
@@ -80,6 +93,7 @@ OURS = (
         ("flash-attention", "flash_attn"),
         rule="attention",
         rule_reader=_ATTENTION,
+        files=(r"^csrc/flash_attn/src/flash_fwd_launch_template\.h$",),
         capability=((8, 0), "flash-attention's README: Ampere, Ada, or Hopper"),
         variants={"attention": ("contiguous",)},
         oldest="2.5.9",
@@ -90,6 +104,7 @@ OURS = (
         ("flashinfer",),
         rule="attention",
         rule_reader=_ATTENTION,
+        files=(r"(?:^|/)include/flashinfer/(?:utils|attention/scheduler)\.cuh$", r"(?:^|/)flashinfer/utils\.py$"),
         capability=((7, 5), "FlashInfer's README: Turing and later"),
         not_covered="FlashInfer's MoE kernels publish no tile rule: nothing is said of them, attention alone was compared",
         variants={"attention": ("decode-at-1",)},
@@ -109,6 +124,7 @@ OURS = (
         ("attention",),
         rule="attention",
         rule_reader=_ATTENTION,
+        files=(r"(?:^|/)flash_attn/cute/interface\.py$",),
         index="pre-release",
         capability=((9, 0), "flash-attention's README: FlashAttention-4 is for Hopper and Blackwell"),
     ),
@@ -127,6 +143,8 @@ OURS = (
         rule="moe",
         rule_reader=_EXPERTS,
         rule_files=("vllm/model_executor/layers/fused_moe/fused_moe.py",),
+        files=(r"(?:^|/)vllm/model_executor/layers/fused_moe/configs/.+\.json$", _VLLM_CHOICE, _METADATA),
+        choice_files=_VLLM_CHOICE,
         capability=((7, 0), "vLLM's installation guide: compute capability 7.0 or higher"),
         not_covered="vLLM's attention backends and dense GEMMs publish no tile rule: experts alone were compared",
         variants={"model": (DRAFTS,)},
@@ -147,6 +165,13 @@ OURS = (
             "sglang/srt/layers/moe/fused_moe_triton/fused_moe_triton_config.py",
             "sglang/srt/layers/moe/fused_moe_triton/fused_moe.py",
         ),
+        files=(
+            r"(?:^|/)sglang/srt/layers/moe/(?:fused_moe_triton|moe_runner/triton_utils)/"
+            r"(?:fused_moe\.py|fused_moe_triton_config\.py|configs/.+\.json)$",
+            _SGLANG_CHOICE,
+            _METADATA,
+        ),
+        choice_files=_SGLANG_CHOICE,
         capability=((7, 5), "sglang.srt.utils: 'SGLang only supports sm75 and above'"),
         asks_architecture=True,
         not_covered="SGLang's attention backends and dense GEMMs publish no tile rule: experts alone were compared",

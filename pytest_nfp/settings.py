@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -30,7 +30,7 @@ class SettingError(Exception):
 
 
 class Option(NamedTuple):
-    """One option: `name` without --nfp-, how its text becomes a value, what it is for."""
+    """One option: `name` without --nfp-, what holds where it is not given, how its text becomes a value, what it is for."""
 
     name: str
     default: Any
@@ -50,7 +50,9 @@ class Option(NamedTuple):
         return self.dest.upper()
 
 
-def _choice(values: tuple[str, ...]) -> Callable[[str], str]:
+def _choice(alias: Any) -> Callable[[str], str]:
+    values: tuple[str, ...] = get_args(alias)
+
     def parse(text: str) -> str:
         if text not in values:
             raise ValueError(f"must be one of {', '.join(values)}")
@@ -102,136 +104,156 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(n.strip() for n in text.split(",") if n.strip())
 
 
-OPTIONS = (
-    Option(
-        "gpu",
-        ("auto",),
-        _names,
-        "GPU(s) to test for: catalog names such as h20,h800, or cpu, or auto (the device here)",
-    ),
-    Option(
-        "backend",
-        (),
-        _names,
-        "backend release, such as vllm==0.33.0; repeatable (default: the installed one, else the baselines' releases)",
-        repeatable=True,
-    ),
-    Option(
-        "model",
-        (),
-        _names,
-        "model(s): catalog names or paths of a Hugging Face config.json; repeatable",
-        repeatable=True,
-    ),
-    Option(
-        "routing",
-        ("balanced", "skewed"),
-        _names,
-        "routing(s) of experts: balanced and skewed (default), uniform, trace:FILE (a CSV line token,expert,... a token)",
-        repeatable=True,
-    ),
-    Option("batch", (), _counts, "batch size(s) b in place of the catalog's grid, such as 1,4"),
-    Option("context", (), _counts, "cached tokens L in place of the catalog's grid, such as 256,4096"),
-    Option("top-k", (), _counts, "experts per token k in place of the catalog's, such as 2,8,32: a sweep of k"),
-    Option(
-        "dtype",
-        None,
-        _choice(get_args(Dtype)),
-        f"dtype of the weights: {', '.join(get_args(Dtype))} (default bf16 on a GPU, fp32 on a CPU)",
-    ),
-    Option(
-        "scale",
-        None,
-        _choice(get_args(Scale)),
-        "full models: full, or tiny, which keeps the ratios that decide granularity (default tiny on a CPU, full on a GPU)",
-    ),
-    Option("tolerance", 0.20, _share, "epsilon: allowed relative increase of latency over T(N0) (default 0.2)"),
-    Option("match-tolerance", 0.15, _share, "allowed relative distance of a boundary from its prediction and baseline"),
-    Option(
-        "measure",
-        "auto",
-        _choice(get_args(Measure)),
-        "where curves come from: auto (device, else recordings), device, recorded, none",
-    ),
-    Option("protocol", "adaptive", _choice(get_args(Protocol)), "how a curve is measured: adaptive, paper, quick"),
-    Option(
-        "timer",
-        "auto",
-        _choice(get_args(Timer)),
-        "clock of a measurement: auto (cuda-events on a GPU), perf-counter, cuda-events, cuda-graph, cupti",
-    ),
-    Option("samples", False, _yes, "keep every sample in the record, for rank tests by nfp compare", flag=True),
-    Option(
-        "gate",
-        "any",
-        _choice(get_args(Gate)),
-        "what fails a granularity test: any change of tiles (default), or boundary: one that moves N_max or the kernel",
-    ),
-    Option(
-        "undecided",
-        None,
-        _choice(get_args(Undecided)),
-        "what an UNDECIDED test is: skip or fail (default: fail where the baseline knew a granularity that is unknown now, else skip)",
-    ),
-    Option("require-device", False, _yes, "a boundary that can't be decided here is an error, not a skip", flag=True),
-    Option("require-baseline", False, _yes, "a case without a baseline fails", flag=True),
-    Option("baselines", None, Path, "folder of baselines (default: baselines/ of the project, else the shipped ones)"),
-    Option("update", None, _choice(get_args(Update)), "write baselines: missing, changed or all"),
-    Option("report", None, Path, "folder for reports: DIR/<gpu>/index.html and record.json"),
-    Option("artifacts", None, Path, "folder of wheels and source archives to read granularity rules from"),
-    Option(
-        "trust-artifacts",
-        False,
-        _yes,
-        "evaluate rules of that folder on a machine that can't confine them too (no Landlock, no seccomp)",
-        flag=True,
-    ),
-    Option(
-        "resume",
-        None,
-        Path,
-        "journal.jsonl or record.json of a run that was stopped: what it measured is not measured again",
-    ),
-    Option(
-        "case-timeout", 1800.0, _seconds, "seconds that one measurement may take before it is given up (default 1800)"
-    ),
-    Option("seed", 0, _whole, "seed of inputs and of random routing"),
-)
+def _as(parse: Callable[[str], Any], help_text: str, *, repeatable: bool = False) -> dict[str, Any]:
+    return {"parse": parse, "help": help_text, "repeatable": repeatable}
+
+
+def _flag(help_text: str) -> dict[str, Any]:
+    return {"parse": _yes, "help": help_text, "flag": True}
 
 
 # Not frozen, no slots: either would double what this module costs every pytest start, used or not.
 @dataclass
 class Settings:
-    """The values in force; `sources` maps an option's name to where its value came from."""
+    """The values in force. Each field is one option: top_k is --nfp-top-k, and its default is the field's."""
 
-    gpu: tuple[str, ...] = ("auto",)
-    backend: tuple[str, ...] = ()
-    model: tuple[str, ...] = ()
-    routing: tuple[str, ...] = ("balanced", "skewed")
-    batch: tuple[int, ...] = ()
-    context: tuple[int, ...] = ()
-    top_k: tuple[int, ...] = ()
-    dtype: str | None = None
-    scale: Scale | None = None
-    tolerance: float = 0.20
-    match_tolerance: float = 0.15
-    measure: Measure = "auto"
-    protocol: Protocol = "adaptive"
-    timer: Timer = "auto"
-    samples: bool = False
-    gate: Gate = "any"
-    undecided: Undecided | None = None
-    require_device: bool = False
-    require_baseline: bool = False
-    baselines: Path | None = None
-    update: Update | None = None
-    report: Path | None = None
-    artifacts: Path | None = None
-    trust_artifacts: bool = False
-    resume: Path | None = None
-    case_timeout: float = 1800.0
-    seed: int = 0
-    sources: dict[str, str] = field(default_factory=dict, compare=False)
+    gpu: tuple[str, ...] = field(
+        default=("auto",),
+        metadata=_as(_names, "GPU(s) to test for: catalog names such as h20,h800, or cpu, or auto (the device here)"),
+    )
+    backend: tuple[str, ...] = field(
+        default=(),
+        metadata=_as(
+            _names,
+            "backend release, such as vllm==0.33.0; repeatable (default: the installed one, else the baselines' releases)",
+            repeatable=True,
+        ),
+    )
+    model: tuple[str, ...] = field(
+        default=(),
+        metadata=_as(
+            _names, "model(s): catalog names or paths of a Hugging Face config.json; repeatable", repeatable=True
+        ),
+    )
+    routing: tuple[str, ...] = field(
+        default=("balanced", "skewed"),
+        metadata=_as(
+            _names,
+            "routing(s) of experts: balanced, skewed, uniform, trace:FILE (a CSV line token,expert,... a token)",
+            repeatable=True,
+        ),
+    )
+    batch: tuple[int, ...] = field(
+        default=(), metadata=_as(_counts, "batch size(s) b in place of the catalog's grid, such as 1,4")
+    )
+    context: tuple[int, ...] = field(
+        default=(), metadata=_as(_counts, "cached tokens L in place of the catalog's grid, such as 256,4096")
+    )
+    top_k: tuple[int, ...] = field(
+        default=(), metadata=_as(_counts, "experts per token k in place of the catalog's, such as 2,8,32: a sweep of k")
+    )
+    dtype: str | None = field(
+        default=None,
+        metadata=_as(
+            _choice(Dtype), f"dtype of the weights: {', '.join(get_args(Dtype))} (default bf16 on a GPU, fp32 on a CPU)"
+        ),
+    )
+    scale: Scale | None = field(
+        default=None,
+        metadata=_as(
+            _choice(Scale),
+            "full models: full, or tiny, which keeps the ratios that decide granularity (default tiny on a CPU, full on a GPU)",
+        ),
+    )
+    tolerance: float = field(
+        default=0.20, metadata=_as(_share, "epsilon: allowed relative increase of latency over T(N0)")
+    )
+    match_tolerance: float = field(
+        default=0.15, metadata=_as(_share, "allowed relative distance of a boundary from its prediction and baseline")
+    )
+    measure: Measure = field(
+        default="auto",
+        metadata=_as(
+            _choice(Measure), "where curves come from: auto (device, else recordings), device, recorded, none"
+        ),
+    )
+    protocol: Protocol = field(
+        default="adaptive", metadata=_as(_choice(Protocol), "how a curve is measured: adaptive, paper, quick")
+    )
+    timer: Timer = field(
+        default="auto",
+        metadata=_as(
+            _choice(Timer),
+            "clock of a measurement: auto (cuda-events on a GPU), perf-counter, cuda-events, cuda-graph, cupti",
+        ),
+    )
+    samples: bool = field(
+        default=False, metadata=_flag("keep every sample in the record, for rank tests by nfp compare")
+    )
+    gate: Gate = field(
+        default="any",
+        metadata=_as(
+            _choice(Gate),
+            "what fails a granularity test: any change of tiles, or boundary: one that moves N_max or the kernel",
+        ),
+    )
+    undecided: Undecided | None = field(
+        default=None,
+        metadata=_as(
+            _choice(Undecided),
+            "what an UNDECIDED test is: skip or fail (default: fail where the baseline knew a granularity that is unknown now, else skip)",
+        ),
+    )
+    require_device: bool = field(
+        default=False, metadata=_flag("a boundary that can't be decided here is an error, not a skip")
+    )
+    require_baseline: bool = field(default=False, metadata=_flag("a case without a baseline fails"))
+    baselines: Path | None = field(
+        default=None,
+        metadata=_as(Path, "folder of baselines (default: baselines/ of the project, else the shipped ones)"),
+    )
+    update: Update | None = field(
+        default=None, metadata=_as(_choice(Update), "write baselines: missing, changed or all")
+    )
+    report: Path | None = field(
+        default=None, metadata=_as(Path, "folder for reports: DIR/<gpu>/index.html and record.json")
+    )
+    artifacts: Path | None = field(
+        default=None, metadata=_as(Path, "folder of wheels and source archives to read granularity rules from")
+    )
+    trust_artifacts: bool = field(
+        default=False,
+        metadata=_flag(
+            "evaluate rules of that folder on a machine that can't confine them too (no Landlock, no seccomp)"
+        ),
+    )
+    resume: Path | None = field(
+        default=None,
+        metadata=_as(
+            Path, "journal.jsonl or record.json of a run that was stopped: what it measured is not measured again"
+        ),
+    )
+    case_timeout: float = field(
+        default=1800.0, metadata=_as(_seconds, "seconds that one measurement may take before it is given up")
+    )
+    seed: int = field(default=0, metadata=_as(_whole, "seed of inputs and of random routing"))
+
+
+OPTIONS = tuple(Option(f.name.replace("_", "-"), f.default, **f.metadata) for f in fields(Settings))
+
+
+def help_of(option: Option) -> str:
+    """What an option is for, with its default where it has one."""
+    if option.default is None or option.default is False or option.default == ():
+        return option.help
+    default = (
+        ",".join(option.default)
+        if isinstance(option.default, tuple)
+        else f"{option.default:g}"
+        if isinstance(option.default, float)
+        else option.default
+    )
+    return f"{option.help} (default {default})"
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -241,20 +263,18 @@ def add_options(parser: pytest.Parser) -> None:
         kind: dict[str, Any] = {"action": "store_true", "default": None} if o.flag else {"default": None}
         if o.repeatable:
             kind["action"] = "append"
-        group.addoption(f"--nfp-{o.name}", dest=o.dest, help=o.help, **kind)
-        parser.addini(o.dest, help=f"{o.help} (as --nfp-{o.name})", default=None)
+        group.addoption(f"--nfp-{o.name}", dest=o.dest, help=help_of(o), **kind)
+        parser.addini(o.dest, help=f"{help_of(o)} (as --nfp-{o.name})", default=None)
 
 
 def read_settings(config: pytest.Config) -> Settings:
     """Settings of a pytest run. Raises SettingError."""
     values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
     for o in OPTIONS:
         text, source = _text(o, config)
         name = o.name.replace("-", "_")
         if text is None:
             continue
-        sources[o.name] = source
         try:
             if o.repeatable:
                 texts = text if isinstance(text, list) else [text]
@@ -263,7 +283,7 @@ def read_settings(config: pytest.Config) -> Settings:
                 values[name] = o.parse(text) if isinstance(text, str) else text
         except ValueError as error:
             raise SettingError(f"--nfp-{o.name}={text} (from the {source}): {error}") from error
-    return Settings(**values, sources=sources)
+    return Settings(**values)
 
 
 def is_used(config: pytest.Config) -> bool:

@@ -22,7 +22,7 @@ import pytest_nfp.calibration.own_cpu
 import pytest_nfp.report.files
 import pytest_nfp.report.terminal
 import pytest_nfp.run.session
-from pytest_nfp.granularity import artifacts, attention, fused_moe
+from pytest_nfp.granularity import release
 from pytest_nfp.predict import calibrations
 
 __all__ = ["pyarrow", "pypi_simple", "remotezip", "requests", "torch", "tree_sitter_cpp", "vl_convert", "pytest_nfp"]
@@ -36,20 +36,6 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 PROJECT = Path(__file__).parents[1]
 
 
-def forget_releases() -> None:
-    """Forget every release that was opened: the next question asks again."""
-    for cached in (
-        artifacts._index_urls,
-        artifacts._index_files,
-        fused_moe._artifact,
-        fused_moe._triton,
-        attention._flash_attn_2,
-        attention._flash_attn_4,
-        attention._flashinfer,
-    ):
-        cached.cache_clear()
-
-
 @pytest.fixture(autouse=True)
 def no_own_calibrations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What a developer measured on a GPU of his own decides no test."""
@@ -60,6 +46,6 @@ def no_own_calibrations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As without a network: pip is told to use no index, and what was read from it before is forgotten."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    forget_releases()
+    release.forget()
     yield
-    forget_releases()
+    release.forget()

@@ -153,7 +153,6 @@ def test_bad_input_is_named_and_exits_2(capsys: pytest.CaptureFixture[str], argu
         (["predict", "--gpu", "h20", "--curve", "--attention", "flash-attn==2.8.3"], "no use with --curve"),
         (["predict", "--gpu", "h20", "--curve", "--gemm-n", "8", "--gemm-k", "8", "--top-k", "2"], "--top-k: no use for a GEMM"),
         (["predict", "--gpu", "h20", "--curve", "--model", "llada-2.1-mini", "--experts", "8"], "--experts: no use beside --model"),
-        (["predict", "--gpu", "h20", "--curve", "--tp", "2", "--parallel", "tp2"], "--parallel: no use beside --tp"),
         (["granularity", "flash-attn==2.8.3", "--gpu", "h20", "--experts", "8", "--heads", "8", "--head-dim", "128"], "--experts: no use for attention"),
         (["granularity", "vllm==0.9.1", "--gpu", "h20", "--model", "llada-2.1-mini", "--head-dim", "128"], "--head-dim: no use for experts"),
         (["table", "--top-k", "2", "--routing", "skewed"], "--top-k, --routing: no use without --model"),
@@ -239,7 +238,7 @@ def test_an_experts_curve_by_hand_is_that_of_the_model(capsys: pytest.CaptureFix
         ([*RELEASE, "--model", "llada-2.1-mini", "--kernel", "gemm"], "gemm is the kernel of --gemm-n and --gemm-k"),
         (["--gpu", "h200", "--gemm-n", "64", "--gemm-k", "64", "--kernel", "triton"], "--kernel triton: gemm is the"),
         ([*RELEASE, "--model", "llada-2.1-mini", "--kernel", "magic"], "unknown kernel 'magic': calibrated are"),
-        ([*RELEASE, "--model", "llada-2.1-mini", "--tp", "3"], "can't be cut over 3 ranks"),
+        ([*RELEASE, "--model", "llada-2.1-mini", "--parallel", "tp3"], "can't be cut over 3 ranks"),
     ],
 )
 def test_a_curve_that_is_not_described_says_what_is_missing(
@@ -250,13 +249,29 @@ def test_a_curve_that_is_not_described_says_what_is_missing(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [(["--tp", "2"], "give --parallel tpN"), (["--release", "vllm==98.2"], "give the release with --backend")],
+)
+def test_an_option_of_before_names_the_one_in_its_place(
+    capsys: pytest.CaptureFixture[str], option: list[str], instead: str
+) -> None:
+    """Exit 2, in one line, and the help shows the new one alone."""
+    with pytest.raises(SystemExit) as end:
+        main(["predict", "--gpu", "h20", *option])
+    assert end.value.code == 2
+    assert f"{option[0]} is gone: {instead}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["predict", "--help"])
+    assert f"{option[0]} " not in capsys.readouterr().out
+
+
 def test_tensor_parallelism_cuts_the_experts_of_a_curve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """--tp 2 of width 512, --parallel tp2, and width 256 whole are one shape; a kernel by name has its own calibration."""
+    """Width 512 over two ranks, and width 256 whole are one shape; a kernel by name has its own calibration."""
     releases.vllm(tmp_path, "98.2")
-    release = ["--gpu", "h200", "--release", "vllm==98.2", "--artifacts", str(tmp_path)]
+    release = ["--gpu", "h200", "--backend", "vllm==98.2", "--artifacts", str(tmp_path)]
     by_hand = ["--experts", "256", "--hidden", "2048", "--top-k", "8"]
-    cut = curve(capsys, *release, *by_hand, "--expert-width", "512", "--tp", "2")
-    assert cut == curve(capsys, *release, *by_hand, "--expert-width", "512", "--parallel", "tp2")
+    cut = curve(capsys, *release, *by_hand, "--expert-width", "512", "--parallel", "tp2")
     assert cut == curve(capsys, *release, *by_hand, "--expert-width", "256")
     assert cut["kernel"] == "triton"
     other = curve(
@@ -280,12 +295,12 @@ def test_a_replayed_trace_is_a_curve_as_far_as_it_has_tokens(
     assert uniform["n_max"] < skewed["n_max"]
 
 
-def test_a_kernel_and_a_release_may_be_named_as_recordings_do(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table's kernel_source, a release beside its framework, and power_law_1.2 with underscores."""
+def test_a_kernel_and_a_routing_may_be_named_as_recordings_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table's kernel_source, and power_law_1.2 with underscores."""
     model = ["--gpu", "h200", "--model", "llada-2.1-mini", "--end", "64"]
     mine = curve(capsys, *model, "--backend", "vllm==0.24.0", "--kernel", "triton", "--routing", "power-law-1.2")
     theirs = curve(
-        capsys, *model, "--backend", "vllm", "--release", "0.24.0", "--routing", "power_law_1.2",
+        capsys, *model, "--backend", "vllm==0.24.0", "--routing", "power_law_1.2",
         "--kernel", "vllm_unquantizedfusedmoe_triton_tritonexperts",
     )  # fmt: skip
     assert mine == theirs

@@ -28,8 +28,6 @@ __all__ = ["EngineDied", "Forward", "Prepared", "Proof", "Unsupported", "banks_n
 
 MAX_POSITIONS = 1024
 """New positions of a request that a KV cache is made for, beside its context."""
-
-
 REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError, ImportError, OSError)
 """What a framework raises where it can't run: memory, dimensions, an argument that a newer release has moved."""
 

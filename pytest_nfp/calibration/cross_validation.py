@@ -8,22 +8,14 @@ from statistics import mean, median
 
 from pytest_nfp.calibration.kernel_work import LAST_ROWS, Joined
 from pytest_nfp.principle import Point, find_boundary
-
-TOLERANCE = 0.20
-
+from pytest_nfp.principle.boundary import TOLERANCE
 
 NEAR = 2.0
 """The spread of T(N)/T(N0) is that of points up to this ratio: farther out no boundary is read."""
-
-
 OUTSIDE = 0.025
 """Share of the held-out points that a spread leaves out at each end: it holds 95%."""
-
-
 FEWEST_COVERED = 0.95
 """Share of the held-out curves whose N_max the interval of a machine's own calibration holds."""
-
-
 WIDENED = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
 """Powers by which a spread is raised until it holds them."""
 

@@ -70,9 +70,12 @@ def observed_peaks(joined: Sequence[Joined]) -> Peaks:
 def fit(joined: Sequence[Joined], peaks: Peaks | None = None) -> Calibration:
     """The calibration of these curves' kernel. peaks: of the device; None takes the catalog's.
 
-    Raises NoFit where too few shapes are there or the fit does not converge.
+    Raises NoFit where scipy is missing, too few shapes are there, or the fit does not converge.
     """
-    from scipy.optimize import least_squares
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise NoFit("a fit needs scipy: pip install 'pytest-nfp[stats]'") from None
 
     if len({j.curve.shape for j in joined}) < MIN_SHAPES:
         raise NoFit(f"{len({j.curve.shape for j in joined})} shapes are too few: a fit needs {MIN_SHAPES}")

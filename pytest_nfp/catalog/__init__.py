@@ -44,7 +44,6 @@ class Gpu(_Strict):
     peak_tflops: PositiveNumber
     bandwidth_tbps: PositiveNumber
     compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")]
-    memory_gb: PositiveNumber
     shared_memory_optin_kib: Positive
     multiprocessors: Positive | None = None
     driver_names: tuple[str, ...]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_nfp import catalog
 from pytest_nfp.catalog import CALIBRATIONS, UnknownName
+from pytest_nfp.cli import options
 from pytest_nfp.files import read_yaml, write_atomically
 from pytest_nfp.predict.calibrations import own_calibrations
 from pytest_nfp.recordings.errors import NoRecording
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 Module = Literal["dense", "moe"]
 MODULES: tuple[Module, ...] = ("dense", "moe")
-DTYPES = ("bf16", "fp8", "fp8-block", "int4")
 
 
 def add(commands: Any) -> None:
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
         help="catalog name; repeatable (default: all recorded ones, or the device here)",
     )
     p.add_argument("--module", choices=MODULES, action="append", default=[], help="default both; repeatable")
-    p.add_argument("--dtype", choices=DTYPES, action="append", default=[], help="default all; repeatable")
+    options.add_dtype(p, action="append", default=[], help="default: all that are recorded; repeatable")
     p.add_argument(
         "--output",
         type=Path,
@@ -55,10 +55,10 @@ def run(given: argparse.Namespace) -> int:
     if given.source == "device":
         return _device(given)
     from pytest_nfp.predict.calibration_files import text_of
-    from pytest_nfp.recordings import tables
+    from pytest_nfp.recordings import library, tables
 
     output = given.output or CALIBRATIONS
-
+    recorded = [d for d in options.DTYPES if d in library.DTYPES]
     jobs = []
     for gpu in given.gpu or sorted(tables.SYSTEMS):
         name = catalog.gpu(gpu).name
@@ -67,7 +67,7 @@ def run(given: argparse.Namespace) -> int:
             if not backends:
                 tables.table_path(name, "vllm", "0", module)  # says what is missing
             frameworks = dict.fromkeys(b.framework for b in backends)
-            jobs += [(name, f, module, dtype) for f in frameworks for dtype in given.dtype or DTYPES]
+            jobs += [(name, f, module, dtype) for f in frameworks for dtype in given.dtype or recorded]
     kept = _kept(output)
     written = 0
     with ProcessPoolExecutor() as pool:

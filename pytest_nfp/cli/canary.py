@@ -17,7 +17,8 @@ from pytest_nfp.compare import upgrades
 from pytest_nfp.compare.upgrades import rule_module
 from pytest_nfp.granularity import UNKNOWN, artifacts
 
-DTYPES = {"moe": ("bf16", "fp8", "fp8-block"), "attention": ("bf16",)}
+ASKED = {"moe": ("bf16", "fp8", "fp8-block"), "attention": ("bf16",)}
+"""Module -> the dtypes whose rules differ: fp16 goes the way of bf16."""
 EXIT_UNKNOWN = 1
 
 
@@ -48,7 +49,7 @@ def run(given: argparse.Namespace) -> int:
     count = 0
     for framework in given.framework or on_index():
         release = newest(framework)
-        for dtype in DTYPES[rule_module(framework)]:
+        for dtype in ASKED[rule_module(framework)]:
             cases = upgrades.default_cases(Backend(framework, release), gpus, list(catalog.models()), dtype)
             reasons = unknown(cases)
             asked = f"{framework}=={release} {rule_module(framework)} {dtype}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_nfp.cli import options
+from pytest_nfp.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_nfp.compare.one_curve import Compared
@@ -28,7 +29,9 @@ def add(commands: Any) -> None:
         epilog="example: nfp judge curve.csv --expect 8",
     )
     p.add_argument("file", type=Path, help="CSV or JSON")
-    p.add_argument("--tolerance", type=float, default=0.20, help="epsilon (default 0.2)")
+    p.add_argument(
+        "--tolerance", type=float, default=Settings.tolerance, help=f"epsilon (default {Settings.tolerance})"
+    )
     p.add_argument("--baseline-positions", type=options.positive, default=1, help="N0 (default 1)")
     p.add_argument("--column", help="the column of latencies, where a table has several")
     p.add_argument("--expect", type=options.positive, help="fail if N_max is below this")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pytest_nfp import catalog, frameworks
 from pytest_nfp.cases import Backend, parse_backend
@@ -14,6 +14,11 @@ from pytest_nfp.catalog.parallel import Parallel, on_rank
 from pytest_nfp.granularity import artifacts, check_release, evaluator
 from pytest_nfp.principle.routing import Routing
 from pytest_nfp.routing_traces import parse_routing
+from pytest_nfp.settings import Dtype
+
+DTYPES: tuple[str, ...] = get_args(Dtype)
+DTYPE = "bf16"
+"""What the weights are unless an option says otherwise."""
 
 
 def positive(text: str) -> int:
@@ -59,6 +64,18 @@ def add_until(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class _Renamed(argparse.Action):
+    """An option of before: an error that names the one in its place."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]} is gone: {self.metavar}")
+
+
+def add_renamed(parser: argparse.ArgumentParser, option: str, instead: str) -> None:
+    """An option that is gone. instead: what to give in its place, as the error says it."""
+    parser.add_argument(option, action=_Renamed, metavar=instead, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
+
+
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """--gpu, --model, --dtype: all of the catalog by default."""
     parser.add_argument("--gpu", action="append", default=[], help="catalog name; repeatable (default: every GPU)")
@@ -73,9 +90,10 @@ def add_parallel(parser: argparse.ArgumentParser, help_text: str = "") -> None:
     parser.add_argument("--parallel", default="tp1", help=help_text or "ranks: tp8 (tensor), ep8 (expert); default tp1")
 
 
-def add_dtype(parser: argparse.ArgumentParser) -> None:
-    """--dtype."""
-    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp8", "fp8-block"), default="bf16", help="default bf16")
+def add_dtype(parser: argparse.ArgumentParser, **more: Any) -> None:
+    """--dtype: of the weights, among all that a case can have; what can't be answered for one says so itself."""
+    declared: dict[str, Any] = {"choices": DTYPES, "default": DTYPE, "help": f"weights (default {DTYPE})"} | more
+    parser.add_argument("--dtype", **declared)
 
 
 def routing(text: str) -> Routing:

@@ -17,11 +17,16 @@ from pytest_nfp.cli import options
 from pytest_nfp.cli.options import add_artifacts, positive, release
 from pytest_nfp.granularity import RuleUnknown, artifacts
 from pytest_nfp.predict import whole_models
+from pytest_nfp.settings import Settings
 
-DTYPES = ("bf16", "fp16", "fp8", "fp8-block", "int4")
 CONTEXT = 4096
 """L of a model without a grid of its own."""
-DEFAULTS: dict[str, Any] = {"routing": "balanced", "dtype": "bf16", "tolerance": 0.2, "parallel": "tp1"}
+DEFAULTS: dict[str, Any] = {
+    "routing": "balanced",
+    "dtype": options.DTYPE,
+    "tolerance": Settings.tolerance,
+    "parallel": "tp1",
+}
 """What an option is that was not given. The parsers leave it None, so that one without use can be told from none."""
 
 
@@ -43,8 +48,8 @@ def add(p: argparse.ArgumentParser, is_required: bool = True) -> None:
         help="balanced (default), skewed, uniform, power-law-A (such as power-law-1.2), and trace:FILE, a CSV with a line"
         " `token,expert,expert,...` for each token; the principle knows the first two",
     )
-    p.add_argument("--dtype", choices=DTYPES, help="weights (default bf16)")
-    p.add_argument("--tolerance", type=float, help="epsilon (default 0.2)")
+    options.add_dtype(p, default=None)
+    p.add_argument("--tolerance", type=float, help=f"epsilon (default {Settings.tolerance})")
     p.add_argument("--parallel", help="ranks: tp8 (tensor), ep8 (expert); default tp1")
     add_artifacts(p)
     p.add_argument("--json", action="store_true", help="print JSON")

@@ -10,6 +10,7 @@ from pytest_nfp.curves.formats import Table
 from pytest_nfp.curves.statistics import differs
 from pytest_nfp.measure import trust
 from pytest_nfp.principle import Boundary
+from pytest_nfp.principle.boundary import TOLERANCE
 from pytest_nfp.principle.plateaus import Plateau, cliffs, plateaus
 from pytest_nfp.records import CaseRecord, Record, identity_changes, is_trusted, key_of, known_boundary, known_map
 from pytest_nfp.verdict import STALE, Outcome, interval_in_words, kernel_switch, worst
@@ -39,7 +40,7 @@ class Judged:
         }
 
 
-def judge_curve(table: Table, tolerance: float = 0.20, expect: int | None = None) -> Judged:
+def judge_curve(table: Table, tolerance: float = TOLERANCE, expect: int | None = None) -> Judged:
     """N_max of a curve from anywhere.
 
     PASS: known as far as the measured N allow. UNDECIDED: noise leaves it open. UNSUPPORTED: the kernel refuses to go
@@ -190,10 +191,14 @@ def _latency(old: CaseRecord, new: CaseRecord) -> list[str]:
     was, now = _base(old), _base(new)
     base = new.baseline_positions or 1
     share = now / was - 1
+    note = ""
     if base in old.samples and base in new.samples:
-        if not differs(old.samples[base], new.samples[base]):
-            return []
-        return [f"T(N0) changed by {share:+.1%}: {was:.1f} to {now:.1f} us (rank test)"]
+        try:
+            if not differs(old.samples[base], new.samples[base]):
+                return []
+            return [f"T(N0) changed by {share:+.1%}: {was:.1f} to {now:.1f} us (rank test)"]
+        except ImportError:
+            note = "; both records hold samples: a rank test of them needs scipy, pip install 'pytest-nfp[stats]'"
     if was > STALE * now:
         return [f"warning: T(N0) was {was:.1f} us and is {now:.1f} us: the older record is far slower than now"]
-    return [f"T(N0) {was:.1f} to {now:.1f} us ({share:+.1%})"] if abs(share) > 0.05 else []
+    return [f"T(N0) {was:.1f} to {now:.1f} us ({share:+.1%}){note}"] if abs(share) > 0.05 else []

@@ -39,7 +39,10 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def differs(before: Sequence[float], after: Sequence[float], level: float = 0.001) -> bool:
-    """Whether two sets of samples come from different places, by the Mann-Whitney rank test (scipy, extra `stats`)."""
+    """Whether two sets of samples come from different places, by the Mann-Whitney rank test.
+
+    Raises ImportError without scipy (extra `stats`).
+    """
     from scipy.stats import mannwhitneyu
 
     if len(before) < 2 or len(after) < 2:

@@ -91,6 +91,12 @@ def read_index_until(moment: datetime | None) -> None:
     pinned_requirement.cache_clear()
 
 
+def forget_index() -> None:
+    """Forget what was read of the package index in this process, and how pip is told to find it."""
+    for cached in (_index_urls, _index_files, pinned_requirement):
+        cached.cache_clear()
+
+
 def known_releases(framework: str) -> list[str]:
     """Every release on the package index, oldest first. Raises RuleUnknown when the index can't be read."""
     return [str(v) for v in sorted({v for v, _ in _files_until(framework)})]

@@ -8,23 +8,18 @@ Maps count query rows of one request, times the GQA group where the kernel packs
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pytest_nfp.granularity import evaluator
-from pytest_nfp.granularity.artifacts import Artifact, open_release
+from pytest_nfp.granularity.artifacts import Artifact
 from pytest_nfp.granularity.cpp import Reference, branch_value, call_function, local_constant
 from pytest_nfp.granularity.maps import UNKNOWN, Granularity, RuleUnknown, from_points
 from pytest_nfp.granularity.query import HeadShape, Query
+from pytest_nfp.granularity.release import opened
 
-FLASHINFER_RULE = re.compile(
-    r"(?:^|/)include/flashinfer/(?:utils|attention/scheduler)\.cuh$|(?:^|/)flashinfer/utils\.py$"
-)
-FLASH_ATTN_RULE = re.compile(r"^csrc/flash_attn/src/flash_fwd_launch_template\.h$")
-FLASH_ATTN_4_RULE = re.compile(r"(?:^|/)flash_attn/cute/interface\.py$")
 KV_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp8-block": 1}
 MLA_LATENT = 512
 """Value width of the MLA models' decode form: the latent that all heads share."""
@@ -42,13 +37,13 @@ def granularity(query: Query, archives: Path | None = None, source: Path | None 
     """The map of an attention framework. Raises RuleUnknown with the reason."""
     match query.framework:
         case "flashinfer-python":
-            return _flashinfer(query, archives)
+            return _flashinfer(query, _opened(query, archives))
         case "flash-attn":
-            return _flash_attn_2(query, archives)
+            return _flash_attn_2(query, _opened(query, archives))
         case "flash-attn-3":
             return _flash_attn_3(query, source)
         case "flash-attn-4":
-            return _flash_attn_4(query, archives)
+            return _flash_attn_4(query, _opened(query, archives))
         case other:
             raise RuleUnknown(f"{other} has no attention rule here")
 
@@ -78,8 +73,7 @@ def selector_rows(rows: int, query: Query) -> int:
 
 
 @lru_cache(maxsize=512)
-def _flashinfer(query: Query, archives: Path | None) -> Granularity:
-    artifact = _open(query, FLASHINFER_RULE, archives)
+def _flashinfer(query: Query, artifact: Artifact) -> Granularity:
     shape, capability = _heads(query), _capability(query)
     if shape.values == MLA_LATENT != shape.head_dim:
         return _flashinfer_mla(query, artifact)
@@ -105,7 +99,7 @@ def _flashinfer(query: Query, archives: Path | None) -> Granularity:
                 "avg_packed_qo_len": rows,
                 "head_dim": shape.values,
                 "head_dim_qk": shape.head_dim,
-                "kv_dtype_bytes": KV_BYTES[query.dtype],
+                "kv_dtype_bytes": _kv_bytes(query),
                 "cudaDevAttrMaxSharedMemoryPerBlockOptin": 97,
             }
             tiles[rows] = call_function(source, "FA2DetermineCtaTileQ", arguments, calls)
@@ -170,8 +164,7 @@ def _flashinfer_mla(query: Query, artifact: Artifact) -> Granularity:
 
 
 @lru_cache(maxsize=512)
-def _flash_attn_2(query: Query, archives: Path | None) -> Granularity:
-    artifact = _open(query, FLASH_ATTN_RULE, archives)
+def _flash_attn_2(query: Query, artifact: Artifact) -> Granularity:
     function = "run_mha_fwd_splitkv_dispatch"
     if _heads(query).values != _heads(query).head_dim:
         raise RuleUnknown("FlashAttention-2 takes values of the keys' width alone")
@@ -182,8 +175,7 @@ def _flash_attn_2(query: Query, archives: Path | None) -> Granularity:
 
 
 @lru_cache(maxsize=512)
-def _flash_attn_4(query: Query, archives: Path | None) -> Granularity:
-    artifact = _open(query, FLASH_ATTN_4_RULE, archives)
+def _flash_attn_4(query: Query, artifact: Artifact) -> Granularity:
     shape, capability = _heads(query), _capability(query)
     name = min(artifact.names)
     source = artifact.read(name)
@@ -223,7 +215,7 @@ def _flash_attn_3(query: Query, source: Path | None) -> Granularity:
     is_hopper = capability[0] == 9
     if capability[0] not in (8, 9):
         raise RuleUnknown(f"FlashAttention-3 has kernels for sm8x and sm90, not for sm{capability[0]}{capability[1]}")
-    bytes_per_element = KV_BYTES[query.dtype]
+    bytes_per_element = _kv_bytes(query)
     if source is None:
         sizes = FLASH_ATTN_3_16BIT if bytes_per_element == 2 else FLASH_ATTN_3_8BIT
         tile = next((m for limit, m in sizes if shape.head_dim <= limit), None) if is_hopper else 128
@@ -290,6 +282,13 @@ def _capability(query: Query) -> tuple[int, int]:
     return query.device.compute_capability
 
 
+def _kv_bytes(query: Query) -> int:
+    """Bytes of a cached element. Raises RuleUnknown for a dtype that these rules are not read for."""
+    if query.dtype not in KV_BYTES:
+        raise RuleUnknown(f"attention rules are read for {', '.join(KV_BYTES)}, not for {query.dtype}")
+    return KV_BYTES[query.dtype]
+
+
 def _heads(query: Query) -> HeadShape:
     assert isinstance(query.shape, HeadShape)
     return query.shape
@@ -303,11 +302,8 @@ def _member(artifact: Artifact, ending: str) -> str:
     raise RuleUnknown(f"{artifact.file} holds no {ending}")
 
 
-def _open(query: Query, wanted: re.Pattern[str], archives: Path | None) -> Artifact:
-    artifact = open_release(query.framework, query.release, wanted, archives)
-    if not artifact.names:
-        raise RuleUnknown(f"{artifact.file} holds no file that matches {wanted.pattern}")
-    return artifact
+def _opened(query: Query, archives: Path | None) -> Artifact:
+    return opened(query.framework, query.release, archives)
 
 
 def _map(

@@ -15,17 +15,12 @@ from typing import Any
 
 from pytest_nfp import frameworks
 from pytest_nfp.granularity import evaluator, kernel_choice
-from pytest_nfp.granularity.artifacts import Artifact, open_release, pinned_requirement
+from pytest_nfp.granularity.artifacts import Artifact, pinned_requirement
 from pytest_nfp.granularity.maps import UNKNOWN, Granularity, Range, RuleUnknown, from_runs, parameter_runs
 from pytest_nfp.granularity.query import ExpertShape, Query
+from pytest_nfp.granularity.release import opened
 
 ENTRY = "try_get_optimal_moe_config"
-WANTED = re.compile(
-    r"(?:^|/)(?:vllm/model_executor/layers/fused_moe/(?:fused_moe\.py|configs/[^/]+\.json)"
-    r"|sglang/srt/layers/moe/(?:fused_moe_triton|moe_runner/triton_utils)/"
-    r"(?:fused_moe\.py|fused_moe_triton_config\.py|configs/.+\.json))$"
-    r"|(?:^|/)[^/]+\.dist-info/METADATA$|^PKG-INFO$"
-)
 ENVIRONMENT = ("VLLM_TUNED_CONFIG_FOLDER", "VLLM_BATCH_INVARIANT", "SGLANG_MOE_CONFIG_DIR")
 DTYPES: dict[str, tuple[str | None, list[int] | None]] = {
     "bf16": (None, None),
@@ -51,7 +46,7 @@ def granularities(queries: Sequence[Query], archives: Path | None = None) -> lis
     questions: dict[Artifact, list[tuple[int, dict[str, Any]]]] = {}
     for i, query in enumerate(queries):
         try:
-            artifact = _artifact(query.framework, query.release, archives)
+            artifact = opened(query.framework, query.release, archives)
             questions.setdefault(artifact, []).append((i, _question(artifact, query)))
         except RuleUnknown as reason:
             answers[i] = reason
@@ -68,11 +63,6 @@ def granularities(queries: Sequence[Query], archives: Path | None = None) -> lis
             except RuleUnknown as reason:
                 answers[i] = reason
     return [a for a in answers if a is not None]
-
-
-@lru_cache(maxsize=128)
-def _artifact(framework: str, release: str, archives: Path | None) -> Artifact:
-    return open_release(framework, release, WANTED, archives)
 
 
 def _map(

@@ -17,24 +17,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from pytest_nfp import frameworks
 from pytest_nfp.granularity import evaluator
-from pytest_nfp.granularity.artifacts import Artifact, open_release
+from pytest_nfp.granularity.artifacts import Artifact
 from pytest_nfp.granularity.choice_code import code_of
 from pytest_nfp.granularity.maps import UNKNOWN, RuleUnknown
 from pytest_nfp.granularity.query import ExpertShape, Query
+from pytest_nfp.granularity.release import opened
 
-WANTED = {
-    "vllm": re.compile(
-        r"(?:^|/)vllm/(?:model_executor/layers/fused_moe/.+\.py"
-        r"|model_executor/layers/quantization/(?:fp8|utils/quant_utils|utils/flashinfer_utils)\.py|envs\.py)$"
-        r"|(?:^|/)[^/]+\.dist-info/METADATA$|^PKG-INFO$"
-    ),
-    "sglang": re.compile(
-        r"(?:^|/)sglang/srt/(?:server_args\.py|arg_groups/.+\.py|environ\.py|utils\.py|utils/common\.py"
-        r"|layers/moe/(?:utils|fused_moe_triton/layer)\.py|layers/quantization/(?:fp8|unquant)\.py)$"
-        r"|(?:^|/)[^/]+\.dist-info/METADATA$|^PKG-INFO$"
-    ),
-}
 LAYERS = "vllm.model_executor.layers"
 ORACLES = {
     "bf16": (f"{LAYERS}.fused_moe.oracle.unquantized", "select_unquantized_moe_backend"),
@@ -76,7 +66,7 @@ def kernel_choices(queries: Sequence[Query], archives: Path | None = None) -> li
     for i, query in enumerate(queries):
         artifact = None
         try:
-            artifact = _artifact(query.framework, query.release, archives)
+            artifact = opened(query.framework, query.release, archives)
             found = _asked(artifact, query)
             if isinstance(found, Choice):
                 answers[i] = found
@@ -85,7 +75,7 @@ def kernel_choices(queries: Sequence[Query], archives: Path | None = None) -> li
         except RuleUnknown as reason:
             answers[i] = _unknown(artifact, query, str(reason))
     for artifact, questions in asked.items():
-        shared = partial(_shared, artifact)
+        shared = partial(_shared, questions[0][1]["framework"], artifact)
         evaluated = evaluator.evaluate_kernels([q for _, q, _ in questions], _identity(artifact), shared)
         for (i, _, why), kernels in zip(questions, evaluated, strict=True):
             if isinstance(kernels, RuleUnknown):
@@ -158,8 +148,8 @@ def _identity(artifact: Artifact) -> str:
 
 
 @lru_cache(maxsize=64)
-def _shared(artifact: Artifact) -> dict[str, Any]:
-    sources = _sources(artifact)
+def _shared(framework: str, artifact: Artifact) -> dict[str, Any]:
+    sources = _sources(framework, artifact)
     names = sorted({n for text in sources.values() for n in re.findall(r"\bhas_flashinfer\w*", text)})
     return {"sources": sources, "environment_file": "vllm/envs.py", "flashinfer_names": names}
 
@@ -174,20 +164,20 @@ def _unknown(artifact: Artifact | None, query: Query, reason: str) -> Choice:
     starts = [(module, name)]
     if query.framework == "sglang":
         starts.append(("sglang.srt.server_args", "ServerArgs"))
-    return Choice(UNKNOWN, reason, _code(artifact, tuple(starts)))
+    return Choice(UNKNOWN, reason, _code(query.framework, artifact, tuple(starts)))
 
 
 @lru_cache(maxsize=64)
-def _code(artifact: Artifact, starts: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    return code_of(_sources(artifact), starts)
+def _code(framework: str, artifact: Artifact, starts: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    return code_of(_sources(framework, artifact), starts)
 
 
 def marlin_question(query: Query, archives: Path | None = None) -> dict[str, Any]:
     """What the sandbox is asked for Marlin's own size rule: the loop over its sizes, lifted. Raises RuleUnknown."""
     shape = query.shape
     assert isinstance(shape, ExpertShape)
-    artifact = _artifact("vllm", query.release, archives)
-    for name, text in _sources(artifact).items():
+    artifact = opened(query.framework, query.release, archives)
+    for name, text in _sources(query.framework, artifact).items():
         if "marlin_moe" not in name.rpartition("/")[2]:
             continue
         for node in ast.walk(parsed(text, name)):
@@ -216,7 +206,7 @@ def own_tile_limit(query: Query, archives: Path | None = None) -> int:
     shape = query.shape
     assert isinstance(shape, ExpertShape)
     try:
-        sources = _sources(_artifact("vllm", query.release, archives))
+        sources = _sources(query.framework, opened(query.framework, query.release, archives))
     except RuleUnknown:
         return 0
     text = sources.get("vllm/model_executor/layers/fused_moe/fused_moe.py", "")
@@ -225,14 +215,10 @@ def own_tile_limit(query: Query, archives: Path | None = None) -> int:
 
 
 @lru_cache(maxsize=64)
-def _artifact(framework: str, release: str, archives: Path | None) -> Artifact:
-    return open_release(framework, release, WANTED[framework], archives)
-
-
-@lru_cache(maxsize=64)
-def _sources(artifact: Artifact) -> dict[str, str]:
+def _sources(framework: str, artifact: Artifact) -> dict[str, str]:
     """The Python files that a choice may reach, by their path inside the release."""
-    return {n: artifact.read(n) for n in sorted(artifact.names) if n.endswith(".py")}
+    may_reach = re.compile(frameworks.known()[framework].choice_files)
+    return {n: artifact.read(n) for n in sorted(artifact.names) if may_reach.search(n)}
 
 
 @lru_cache(maxsize=256)

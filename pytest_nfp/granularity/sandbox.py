@@ -106,9 +106,6 @@ LONGEST_PARAMETERS = 400
 """Characters of the other parameters of a configuration: real ones have fewer than a hundred."""
 
 
-CACHED = type(functools.lru_cache(len))
-
-
 class Refused(Exception):
     """The source asks for something that a granularity rule has no need of."""
 

@@ -21,6 +21,7 @@ from pytest_nfp.devices import Device, Forward
 from pytest_nfp.measure import trust
 from pytest_nfp.measure.protocol import CALIBRATION, PAPER_FORWARDS, Protocol
 from pytest_nfp.principle import Point
+from pytest_nfp.principle.boundary import TOLERANCE
 
 Progress = Callable[[str], None]
 CHUNK = 4
@@ -46,7 +47,7 @@ def sweep(
     positions: Collection[int],
     device: Device,
     protocol: Protocol,
-    tolerance: float = 0.20,
+    tolerance: float = TOLERANCE,
     baseline_positions: int = 1,
     seed: int = 0,
     kernel: str = "",

@@ -3,6 +3,7 @@
 from pytest_nfp.predict.modules import (
     Figures,
     Predicted,
+    PredictedCurve,
     datasheet,
     edge_positions,
     gemm_latency,
@@ -22,6 +23,7 @@ from pytest_nfp.predict.modules import (
 __all__ = [
     "Figures",
     "Predicted",
+    "PredictedCurve",
     "datasheet",
     "edge_positions",
     "gemm_latency",

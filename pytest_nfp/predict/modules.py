@@ -30,13 +30,12 @@ from pytest_nfp.principle import (
     predict_boundary,
     predict_on,
 )
+from pytest_nfp.principle.boundary import TOLERANCE
 from pytest_nfp.principle.routing import Replay
 from pytest_nfp.principle.tile_roofline import Work
 
 POSITIONS = tuple(sorted({3, 6, 12, 24, *GEMM_ROWS}))
 """The N of a predicted curve, with both sides of the row counts at which libraries switch kernels."""
-
-
 CPU_NEAR = 33
 """A CPU's predicted curve has N in steps of a quarter of N0 up to this many N0."""
 
@@ -235,7 +234,9 @@ def gemm_latency(rows: int, n: int, k: int, bytes_per_element: float, figures: F
     return found
 
 
-def predict_case(case: Case, figures: Figures, granularity: Granularity | None, tolerance: float = 0.20) -> Predicted:
+def predict_case(
+    case: Case, figures: Figures, granularity: Granularity | None, tolerance: float = TOLERANCE
+) -> Predicted:
     """Both predictors for one module. granularity None: the kernel has no tile rule (dense GEMMs)."""
     is_bounded = case.routing in (None, *ROUTINGS)
     terms = principle_terms(case, figures.balance, granularity) if is_bounded else {}

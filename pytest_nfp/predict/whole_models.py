@@ -30,6 +30,7 @@ from pytest_nfp.predict.modules import (
     widest,
 )
 from pytest_nfp.principle import closed_form, predict_on
+from pytest_nfp.principle.boundary import TOLERANCE
 from pytest_nfp.principle.routing import Routing
 from pytest_nfp.recordings import NoRecording, tables
 from pytest_nfp.recordings import parts as recorded_parts
@@ -97,7 +98,7 @@ class Composed:
         whole = self.latency_us(positions)
         return {name: latency(positions) / whole for name, latency in self.latencies.items()}
 
-    def predict(self, tolerance: float = 0.20, positions: Sequence[int] = ()) -> Predicted:
+    def predict(self, tolerance: float = TOLERANCE, positions: Sequence[int] = ()) -> Predicted:
         """Both predictors: the principle's first exiting module, and N_max of the composed curve with the part that grows most."""
         wanted = [*grid(self.base, self.edges, self.last), *(n for n in positions if self.base <= n <= self.last)]
         return predict_parts(self.known, self.latencies, self.base, wanted, tolerance, self.spread)

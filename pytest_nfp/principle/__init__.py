@@ -3,7 +3,7 @@
 from pytest_nfp.principle.boundary import Boundary, Point, find_boundary, sensitivity
 from pytest_nfp.principle.closed_form import ClosedForm, attention_term, branch_term, closed_form, dense_term, moe_term
 from pytest_nfp.principle.idle_compute import n_idle_attention, n_idle_dense, n_idle_moe
-from pytest_nfp.principle.routing import active_experts, baseline_positions, expected_active_experts, rows_per_expert
+from pytest_nfp.principle.routing import active_experts, baseline_positions, rows_per_expert
 from pytest_nfp.principle.tile_roofline import (
     Calibration,
     Prediction,
@@ -28,7 +28,6 @@ __all__ = [
     "closed_form",
     "dense_term",
     "dense_work",
-    "expected_active_experts",
     "find_boundary",
     "moe_term",
     "moe_work",

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 from pytest_nfp.principle.checks import require_tolerance
 
+TOLERANCE = 0.20
+"""The paper's epsilon: latency stays within 20% of T(N0)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -62,7 +65,7 @@ def bracketed(interval: tuple[int, int | None]) -> str:
 
 
 def find_boundary(
-    points: Sequence[Point], tolerance: float = 0.20, baseline_positions: int = 1, refused: Iterable[int] = ()
+    points: Sequence[Point], tolerance: float = TOLERANCE, baseline_positions: int = 1, refused: Iterable[int] = ()
 ) -> Boundary:
     """Read N_max from a curve; points in any order, those below N0 are ignored.
 

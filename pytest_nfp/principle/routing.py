@@ -103,8 +103,10 @@ def rows_per_expert(routing: Routing, tokens: int, experts: int, top_k: int) -> 
 
 def _uniform(tokens: int, experts: int, top_k: int) -> list[tuple[float, int]]:
     """An expert's rows are binomial: a token takes it with probability k/E."""
+    if top_k > experts:
+        raise ValueError(f"top_k must be at most experts ({experts}), got {top_k}")
     share = top_k / experts
-    if share >= 1:
+    if share == 1:
         return [(experts, tokens)]
     log_hit, log_miss = math.log(share), math.log1p(-share)
     groups = []
@@ -156,11 +158,3 @@ def _replayed(replay: Replay, tokens: int, experts: int, top_k: int) -> list[tup
 
 def _groups(rows: Iterable[int]) -> list[tuple[float, int]]:
     return [(count, r) for r, count in sorted(Counter(rows).items(), reverse=True) if r]
-
-
-def expected_active_experts(tokens: int, experts: int, top_k: int) -> float:
-    """Expected experts touched by `tokens` independent uniform top-k draws: E * (1 - (1 - k/E)**n)."""
-    require_positive(tokens=tokens, experts=experts, top_k=top_k)
-    if top_k > experts:
-        raise ValueError(f"top_k must be at most experts ({experts}), got {top_k}")
-    return experts * (1 - (1 - top_k / experts) ** tokens)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_nfp.principle.boundary import Boundary, Point, find_boundary
+from pytest_nfp.principle.boundary import TOLERANCE, Boundary, Point, find_boundary
 from pytest_nfp.principle.checks import require_positive
 from pytest_nfp.principle.idle_compute import ACTIVATION_TERMS
 from pytest_nfp.principle.routing import Routing, rows_per_expert
@@ -216,7 +216,7 @@ def attention_work(
 def predict_boundary(
     modules: Mapping[Any, Callable[[int], Work]],
     calibration: Calibration,
-    tolerance: float = 0.20,
+    tolerance: float = TOLERANCE,
     baseline_positions: int = 1,
     max_positions: int = 4096,
     edges: Sequence[int] | None = None,

@@ -130,7 +130,6 @@ gpus:
   peak_tflops: 1
   bandwidth_tbps: 2
   compute_capability: "9.0"
-  memory_gb: 3
   shared_memory_optin_kib: 4
   driver_names: [G]
   source: s
@@ -142,7 +141,7 @@ gpus:
     [
         ("peak_tflops: 1", "peak_tflops: -1", r"gpus.yaml:5: gpus.0.peak_tflops: .*greater than 0 \(got -1\)"),
         ("title: G", "tilte: G", r"gpus.yaml:4: gpus.0.tilte: Extra inputs"),
-        ("memory_gb: 3", "memory_gb: much", r"gpus.yaml:8: gpus.0.memory_gb: .*valid number"),
+        ("bandwidth_tbps: 2", "bandwidth_tbps: much", r"gpus.yaml:6: gpus.0.bandwidth_tbps: .*valid number"),
         ("schema: 1", "schema: 2", r"gpus.yaml:1: schema: Input should be 1"),
         ("- name: g", "- name: [g", r"gpus.yaml:\d+: broken YAML"),
         ("  source: s\n", "", r"gpus.yaml:3: gpus.0.source: Field required"),

@@ -191,6 +191,8 @@ def parse_backend(text: str) -> Backend:
     aliases = frameworks.aliases()
     framework = aliases.get(name, name)
     known = sorted({*frameworks.known(), *(f for f, _ in registry.registered())})
+    if framework in frameworks.broken():
+        raise UnknownName(f"{framework} can't be used: {frameworks.broken()[framework]}")
     if framework not in known:
         how = "give one of these as FRAMEWORK==RELEASE; other frameworks have no granularity rule here yet"
         raise UnknownName(catalog.unknown("backend", text, [*known, *aliases], how))

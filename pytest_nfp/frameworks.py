@@ -29,6 +29,11 @@ class Framework:
     aliases: tuple[str, ...] = ()
     """Other names that users write."""
 
+    package: str = ""
+    """The package that Python imports; empty where nothing of it is imported."""
+    extra: str = ""
+    """The extra of pytest-nfp that installs it; empty for none."""
+
     rule: str = ""
     """The module whose tiles its releases publish a rule of; empty for none."""
     rule_reader: str = ""
@@ -91,6 +96,8 @@ OURS = (
         "flash-attn",
         ("attention",),
         ("flash-attention", "flash_attn"),
+        package="flash_attn",
+        extra="flash-attn",
         rule="attention",
         rule_reader=_ATTENTION,
         files=(r"^csrc/flash_attn/src/flash_fwd_launch_template\.h$",),
@@ -102,6 +109,8 @@ OURS = (
         "flashinfer-python",
         ("attention",),
         ("flashinfer",),
+        package="flashinfer",
+        extra="flashinfer",
         rule="attention",
         rule_reader=_ATTENTION,
         files=(r"(?:^|/)include/flashinfer/(?:utils|attention/scheduler)\.cuh$", r"(?:^|/)flashinfer/utils\.py$"),
@@ -131,6 +140,8 @@ OURS = (
     Framework(
         "transformers",
         ("model",),
+        package="transformers",
+        extra="transformers",
         architectures=(
             "transformers",
             "models/auto/modeling_auto.py",
@@ -140,6 +151,8 @@ OURS = (
     Framework(
         "vllm",
         ("dense", "moe", "attention", "model"),
+        package="vllm",
+        extra="vllm",
         rule="moe",
         rule_reader=_EXPERTS,
         rule_files=("vllm/model_executor/layers/fused_moe/fused_moe.py",),
@@ -157,6 +170,8 @@ OURS = (
     Framework(
         "sglang",
         ("dense", "moe", "model"),
+        package="sglang",
+        extra="sglang",
         rule="moe",
         rule_reader=_EXPERTS,
         # The function moved out of fused_moe.py in 0.5.3 and to moe_runner in 0.5.12.
@@ -192,6 +207,7 @@ OURS = (
     Framework(
         "nano-vllm",
         ("model",),
+        package="nanovllm",
         engine_attention="flash-attn",
         architectures=("nanovllm", "models", r"class {}\("),
     ),
@@ -199,18 +215,39 @@ OURS = (
 """The project's own records. Cases come in their order."""
 
 
-@lru_cache(maxsize=1)
 def known() -> dict[str, Framework]:
     """Name -> framework: the project's, and those that installed packages add. The project's own names can't be taken."""
-    own = {f.name: f for f in OURS}
+    return _read()[0]
+
+
+def broken() -> dict[str, str]:
+    """Name -> why an entry point of a package gives no record. Its framework is left out, and the others stay."""
+    return _read()[1]
+
+
+@lru_cache(maxsize=1)
+def _read() -> tuple[dict[str, Framework], dict[str, str]]:
+    found, reasons = {f.name: f for f in OURS}, {}
     for point in entry_points(group=GROUP):
-        if point.name not in own:
+        if point.name in found:
+            continue
+        where = f"the entry point {point.name} = {point.value} of {GROUP}"
+        try:
             framework = point.load()
-            if not isinstance(framework, Framework) or framework.name != point.name:
-                where = f"the entry point {point.name} of {GROUP}"
-                raise TypeError(f"{where} names {point.value}, which is no Framework of the name {point.name}")
-            own[point.name] = framework
-    return own
+        except Exception as error:
+            # Someone else's package must not end every run that has it installed.
+            reasons[point.name] = f"{where} breaks at import: {type(error).__name__}: {error}"
+            continue
+        if isinstance(framework, Framework) and framework.name == point.name:
+            found[point.name] = framework
+        else:
+            reasons[point.name] = f"{where} must name a Framework of this name, not {framework!r:.100}"
+    return found, reasons
+
+
+def forget() -> None:
+    """Read the entry points again at the next question: packages have come or gone."""
+    _read.cache_clear()
 
 
 def get(name: str) -> Framework | None:

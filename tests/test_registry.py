@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -80,6 +81,16 @@ def test_a_backend_of_the_page_computes_what_it_says(installed: Path) -> None:
     ("code", "reason"),
     [
         ("import no_such_framework", "my-kernels can't be imported here: No module named 'no_such_framework'"),
+        (
+            "from pytest_nfp.backends.places import device_of",
+            "my-kernels's backend was written for an older pytest-nfp:"
+            " pytest_nfp.backends.places is pytest_nfp.backends.tensors now: import that",
+        ),
+        (
+            "from pytest_nfp.measure import Curve",
+            "my-kernels's backend was written for an older pytest-nfp:"
+            " pytest_nfp.measure.Curve is pytest_nfp.curves.Curve now: import that",
+        ),
         ("1 / 0", "my-kernels breaks at import: ZeroDivisionError: division by zero"),
     ],
 )
@@ -89,6 +100,18 @@ def test_what_breaks_at_import_is_a_reason_not_a_crash(installed: Path, code: st
     case = Case("cpu", Backend("my-kernels", "1.2"), "dense", SMALL, "fp32")
     with pytest.raises(backends.Unsupported, match=re.escape(reason)):
         backends.prepare(case, 0, 1000)
+
+
+def test_every_moved_name_is_gone_and_its_new_place_is_there() -> None:
+    """Each old name fails to import, and the new one imports: the table holds no slip."""
+    for old, new in registry.MOVED.items():
+        module, _, name = new.rpartition(".")
+        found = importlib.import_module(f"pytest_nfp.{module}" if module else "pytest_nfp")
+        assert hasattr(found, name) or importlib.util.find_spec(f"pytest_nfp.{new}"), new
+        parent, _, gone = old.rpartition(".")
+        with pytest.raises(ImportError) as error:
+            exec(f"from pytest_nfp{'.' if parent else ''}{parent} import {gone}", {})  # the statement that others have
+        assert registry.moved(error.value) == f"pytest_nfp.{old} is pytest_nfp.{new} now: import that"
 
 
 def test_another_name_is_no_backend(installed: Path) -> None:

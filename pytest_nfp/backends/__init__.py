@@ -133,7 +133,13 @@ def quiet() -> Iterator[None]:
 def _not_importable(framework: str, error: ImportError) -> Unsupported:
     if error.name == "torch":
         return Unsupported("torch is not installed: pip install 'pytest-nfp[cpu]'")
-    return Unsupported(f"{framework} can't be imported here: {error}")
+    if new_name := registry.moved(error):
+        return Unsupported(f"{framework}'s backend was written for an older pytest-nfp: {new_name}")
+    known = frameworks.get(framework)
+    hint = ""
+    if known is not None and known.extra and error.name == known.package:
+        hint = f": pip install 'pytest-nfp[{known.extra}]'"
+    return Unsupported(f"{framework} can't be imported here: {error}{hint}")
 
 
 def most_positions(case: Case) -> int:

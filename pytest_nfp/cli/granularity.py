@@ -21,12 +21,11 @@ from pytest_nfp.granularity import (
     Granularity,
     HeadShape,
     Query,
-    RuleUnknown,
     device_facts,
-    read,
+    read_or_shipped,
     require_path,
-    shipped,
 )
+from pytest_nfp.granularity.query import MAX_COUNT
 
 SHAPE = {
     "experts": "shape by hand: experts of one rank",
@@ -54,7 +53,9 @@ def add(commands: Any) -> None:
     options.add_dtype(p)
     p.add_argument("--mode", choices=("eager", "graph"), default="eager", help="CUDA graphs change FlashInfer's choice")
     p.add_argument("--batch", type=options.positive, default=1, help="requests in the forward (default 1)")
-    p.add_argument("--max-tokens", type=options.positive, default=4096, help="end of the map (default 4096)")
+    p.add_argument(
+        "--max-tokens", type=options.positive, default=MAX_COUNT, help=f"end of the map (default {MAX_COUNT})"
+    )
     p.add_argument("--source", type=Path, help="root of a flash-attention source tree (flash-attn-3)")
     options.add_artifacts(p)
     p.add_argument("--json", action="store_true", help="print JSON")
@@ -65,10 +66,7 @@ def run(given: argparse.Namespace) -> int:
     """Print the map. Raises UnknownName, RuleUnknown."""
     query = _query(given)
     require_path(query)
-    try:
-        found = read(query, given.artifacts, given.source)
-    except RuleUnknown as reason:
-        found = _from_table(query, reason)
+    found = read_or_shipped(query, given.artifacts, given.source)
     if given.json:
         print(json.dumps(options.with_walls(as_json(found)), indent=1))
     else:
@@ -148,30 +146,6 @@ def _shape(given: argparse.Namespace, is_moe: bool) -> ExpertShape | HeadShape:
 def _complete(values: dict[str, int | None], names: str) -> None:
     if missing := [n for n, v in values.items() if v is None]:
         raise UnknownName(f"the shape lacks {', '.join(missing)}: give --model, or {names}")
-
-
-def _from_table(query: Query, reason: RuleUnknown) -> Granularity:
-    """The shipped table's map, for the base install and for work without an index."""
-    shape = query.shape
-    if query.mode != "eager" or query.max_count != 4096:
-        raise reason
-    if isinstance(shape, ExpertShape):
-        keys: dict[str, int | str] = {
-            "experts": shape.experts,
-            "width": shape.width,
-            "hidden": shape.hidden,
-            "top_k": shape.top_k,
-        }
-        if query.framework == "sglang":
-            keys["architecture"] = query.architecture
-    else:
-        keys = {"head_dim": shape.head_dim}
-    try:
-        return shipped.lookup(
-            query.framework, query.release, rule_module(query.framework), query.dtype, query.device.name, keys
-        )
-    except RuleUnknown as also:
-        raise RuleUnknown(f"{reason}; {also}") from None
 
 
 def as_json(g: Granularity) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pytest_nfp.granularity.maps import (
     changed_ranges,
     tiles_in_words,
 )
-from pytest_nfp.granularity.query import DeviceFacts, ExpertShape, HeadShape, Query
+from pytest_nfp.granularity.query import MAX_COUNT, DeviceFacts, ExpertShape, HeadShape, Query
 
 __all__ = [
     "UNKNOWN",
@@ -46,6 +46,7 @@ __all__ = [
     "query_of",
     "read",
     "read_many",
+    "read_or_shipped",
     "require_path",
     "shape_of",
 ]
@@ -125,6 +126,23 @@ def read(query: Query, archives: Path | None = None, source: Path | None = None)
     return found
 
 
+def read_or_shipped(query: Query, archives: Path | None = None, source: Path | None = None) -> Granularity:
+    """The map of the release's own rule; where that can't be read, the shipped table's. Raises RuleUnknown with both reasons."""
+    try:
+        return read(query, archives, source)
+    except RuleUnknown as reason:
+        if query.mode != "eager" or query.max_count != MAX_COUNT:
+            raise  # What the table holds is another answer.
+        try:
+            return shipped.lookup(query, _module_of(query), shape_of(query))
+        except RuleUnknown as also:
+            raise RuleUnknown(f"{reason}; {also}") from None
+
+
+def _module_of(query: Query) -> str:
+    return "moe" if isinstance(query.shape, ExpertShape) else "attention"
+
+
 def read_many(queries: Sequence[Query], archives: Path | None = None) -> list[Granularity | RuleUnknown]:
     """Maps of many queries, each or the reason why it is unknown; MoE rules of a release are evaluated together."""
     answers: dict[Query, Granularity | RuleUnknown] = {}
@@ -152,20 +170,20 @@ def _reader(framework: str) -> Reader:
     return reader
 
 
-def shape_of(case: Case) -> dict[str, int | str]:
-    """The dimensions that the rule of this case's module is asked about, as the shipped table keys them."""
-    if case.module == "moe" and case.subject.moe is not None:
-        moe = case.subject.moe
-        shape: dict[str, int | str] = {
-            "experts": moe.local_experts,
-            "width": moe.width,
-            "hidden": case.subject.hidden,
-            "top_k": case.top_k or moe.top_k,
-        }
-        return shape | ({"architecture": case.subject.architecture} if _asks_architecture(case) else {})
-    if case.module == "attention" and case.subject.attention is not None:
-        return {"head_dim": case.subject.attention.head_dim}
-    return {}
+def shape_of(query: Query) -> dict[str, int | str]:
+    """The dimensions that a rule is asked about, as the shipped table keys them."""
+    shape = query.shape
+    if isinstance(shape, HeadShape):
+        return {"head_dim": shape.head_dim}
+    experts: dict[str, int | str] = {
+        "experts": shape.experts,
+        "width": shape.width,
+        "hidden": shape.hidden,
+        "top_k": shape.top_k,
+    }
+    framework = frameworks.get(query.framework)
+    asks_architecture = framework is not None and framework.asks_architecture
+    return experts | ({"architecture": query.architecture} if asks_architecture else {})
 
 
 def _asks_architecture(case: Case) -> bool:
@@ -209,14 +227,4 @@ def granularity_of(case: Case, archives: Path | None = None, use_table: bool = T
     if case.module == "dense":
         raise RuleUnknown("a dense GEMM's tiles are chosen by the vendor's library, which publishes no rule")
     query = query_of(case)
-    try:
-        return read(query, archives)
-    except RuleUnknown as reason:
-        if not use_table:
-            raise
-        try:
-            return shipped.lookup(
-                query.framework, query.release, case.module, query.dtype, query.device.name, shape_of(case)
-            )
-        except RuleUnknown as also:
-            raise RuleUnknown(f"{reason}; {also}") from None
+    return read_or_shipped(query, archives) if use_table else read(query, archives)

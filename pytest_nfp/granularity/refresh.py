@@ -8,7 +8,7 @@ from __future__ import annotations
 from pytest_nfp import catalog, frameworks
 from pytest_nfp.cases import Backend, Module, expand
 from pytest_nfp.files import write_atomically
-from pytest_nfp.granularity import granularity_of, shape_of
+from pytest_nfp.granularity import granularity_of, query_of, shape_of
 from pytest_nfp.granularity.maps import Granularity
 from pytest_nfp.granularity.shipped import TABLE, table_text
 
@@ -61,7 +61,7 @@ def shipped_wanted() -> list[tuple[Granularity, dict[str, int | str]]]:
             if frameworks.is_unruled(backend.framework, module):
                 continue
             for case in expand(gpu, backend, module, model):
-                maps.append((granularity_of(case, use_table=False), shape_of(case)))
+                maps.append((granularity_of(case, use_table=False), shape_of(query_of(case))))
     return maps
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_nfp.files import read_yaml
 from pytest_nfp.granularity.maps import Granularity, Range, RuleUnknown
+from pytest_nfp.granularity.query import Query
 
 TABLE = Path(__file__).with_name("shipped.yaml")
 HEADER = """\
@@ -77,10 +78,9 @@ def shipped_releases(framework: str) -> list[str]:
     return sorted({e.release for e in _table() if e.framework == framework})
 
 
-def lookup(
-    framework: str, release: str, module: str, dtype: str, device_name: str, shape: dict[str, int | str]
-) -> Granularity:
+def lookup(query: Query, module: str, shape: dict[str, int | str]) -> Granularity:
     """A map of the table. Raises RuleUnknown where it holds none."""
+    framework, release, dtype, device_name = query.framework, query.release, query.dtype, query.device.name
     for e in _table():
         if (e.framework, e.release, e.module, e.dtype) != (framework, release, module, dtype):
             continue

@@ -398,7 +398,10 @@ def test_torchs_gemms_on_a_gpu(dtype: str) -> None:
         ),
         (replace(ATTENTION, gpu="cpu", backend=Backend("flashinfer-python", "1")), "FlashInfer runs on a GPU alone"),
         (replace(ATTENTION, backend=Backend("vllm", "1")), "vllm can't be imported here: No module named"),
-        (replace(MOE, backend=Backend("sglang", "0.5.23")), "sglang can't be imported here: No module named 'sglang'"),
+        (
+            replace(MOE, backend=Backend("sglang", "0.5.23")),
+            r"sglang can't be imported here: No module named 'sglang': pip install 'pytest-nfp\[sglang\]'",
+        ),
     ],
 )
 def test_what_can_not_run_here_says_why(monkeypatch: pytest.MonkeyPatch, case: Case, reason: str) -> None:

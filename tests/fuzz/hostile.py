@@ -8,6 +8,8 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
+MOST_CHARACTERS = 1 << 20
+"""Of a list that is repeated."""
 VALUES: tuple[Any, ...] = (
     *(
         None,
@@ -77,7 +79,9 @@ def replaced(draw: st.DrawFn, example: Any) -> Any:
         made = list(example)
         at = draw(st.integers(0, len(made) - 1))
         made[at] = draw(replaced(made[at]))
-        return made * draw(st.sampled_from((1, 1, 1, 2, 300)))
+        times = draw(st.sampled_from((1, 1, 1, 2, 300)))
+        # Lists in lists in lists, each 300 times, would be an input that no file system holds.
+        return made * (times if len(json.dumps(made)) * times < MOST_CHARACTERS else 1)
     changed = dict(example)
     for name in draw(st.lists(st.sampled_from(list(example)), min_size=1, max_size=3)):
         match draw(st.integers(0, 4)):

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_nfp import catalog
 from pytest_nfp.cases import Backend, expand
-from pytest_nfp.granularity import Granularity, RuleUnknown, granularity_of, refresh, shape_of, shipped
+from pytest_nfp.granularity import Granularity, RuleUnknown, granularity_of, query_of, refresh, shape_of, shipped
 
 
 def first_case(gpu: str, backend: Backend, model: str, module: str) -> Granularity:
@@ -64,4 +64,4 @@ def test_changes_that_users_felt(gpu: str, release: str, tiles: list[list[int]])
     """The rewrite after 0.16, and the tuned H20 file of 0.33, from releases that no table holds."""
     case = next(expand(gpu, Backend("vllm", release), "moe", catalog.model("llada-2.1-mini")))
     assert granularity_of(case, use_table=False).tiles() == tiles
-    assert shape_of(case)["experts"] == 256
+    assert shape_of(query_of(case))["experts"] == 256

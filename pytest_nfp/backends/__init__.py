@@ -16,14 +16,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from packaging.version import Version
 
 from pytest_nfp import frameworks, registry
-from pytest_nfp.devices import Forward
+from pytest_nfp.devices import Forward, nothing
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from pytest_nfp.cases import Case
 
-__all__ = ["EngineDied", "Forward", "Prepared", "Proof", "Unsupported", "banks_needed", "prepare", "quiet"]
+__all__ = [
+    "EngineDied",
+    "Forward",
+    "Prepared",
+    "PreparedEngine",
+    "Proof",
+    "Unsupported",
+    "banks_needed",
+    "prepare",
+    "quiet",
+]
 
 
 MAX_POSITIONS = 1024
@@ -53,35 +63,46 @@ class Proof(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A case ready to run: `forward(N)` builds the callable that is timed.
-
-    bytes_per_forward: weights or KV that one forward reads (at N0); bytes_rotated: what is read before a byte is read
-    again, to be held against the cache size. kernel: the operator by name. turns: forwards after which the banks begin
-    again. check: what is wrong with the result at N positions, empty if nothing; None where there is no reference.
-    setting: the tile configuration that the framework's own selector returns at N positions, where it has one.
-    active: how many experts a forward of N positions reads. Of a full model, for each N that has run: proof, what was seen to
-    be processed; host, the median microseconds that a step of the engine takes beside its forward, which alone is T. own_timer: a run
-    returns its own microseconds, those of the forward inside a step. modes: the graph mode of each N that has run; padded: the
-    token rows that its graph was made for. process: of an engine in a process of its own, its id and the processor seconds that
-    it has used. alone: no second engine can be made in its process. close: ends the engine.
-    """
+    """A kernel's forwards of one case, ready to be timed."""
 
     forward: Callable[[int], Forward]
+    """N -> the callable that is timed."""
     bytes_per_forward: int
+    """Weights or KV that one forward reads, at N0."""
     bytes_rotated: int
+    """Bytes read before one of them is read again: held against the size of the last-level cache."""
     kernel: str
+    """The operator's name."""
     turns: int
+    """Forwards after which the banks begin again."""
     check: Callable[[int], str] | None = None
+    """N -> what is wrong with the result, empty for nothing; None where there is no reference."""
     setting: Callable[[int], dict[str, Any]] | None = None
+    """N -> the tile configuration that the framework's own selector returns; None where it has none."""
     active: Callable[[int], int] | None = None
-    proof: Callable[[], dict[int, Proof]] | None = None
-    host: Callable[[], dict[int, float]] | None = None
+    """N -> how many experts a forward reads; None where that is not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedEngine(Prepared):
+    """A whole model's forwards on its engine. What it saw is told for each N that has run."""
+
+    proof: Callable[[], dict[int, Proof]]
+    """What a forward was seen to process."""
+    host: Callable[[], dict[int, float]] = dict
+    """Median microseconds that a step takes beside its forward, which alone is T; empty where nothing is taken apart."""
+    modes: Callable[[], dict[int, str]] = dict
+    """The graph mode: graph, eager."""
+    padded: Callable[[], dict[int, int]] = dict
+    """Token rows that the graph was made for, where there is one."""
     own_timer: bool = False
-    modes: Callable[[], dict[int, str]] | None = None
-    padded: Callable[[], dict[int, int]] | None = None
+    """Whether a run returns its own microseconds: those of the forward inside a step."""
     process: Callable[[], tuple[int, float]] | None = None
+    """The id of the process that the engine runs in, and the processor seconds that it has used; None for this process."""
     alone: bool = False
-    close: Callable[[], None] | None = None
+    """Whether no second engine can be made in its process."""
+    close: Callable[[], None] = nothing
+    """Ends the engine."""
 
 
 def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
@@ -119,6 +140,10 @@ def _prepared(point: EntryPoint, case: Case, seed: int, cache_bytes: int) -> Pre
         # Weights that do not fit, most of all: the framework's first line says how many bytes it asked for.
         said = str(error) or type(error).__name__
         raise Unsupported(f"{framework} can't be prepared: {said}".splitlines()[0]) from error
+    if case.module == "model" and not isinstance(prepared, PreparedEngine):
+        raise Unsupported(
+            f"{framework}'s backend of whole models returned a {type(prepared).__name__}, not a PreparedEngine"
+        )
     return prepared
 
 

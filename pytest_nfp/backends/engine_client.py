@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter
 
-from pytest_nfp.backends import EngineDied, Forward, Prepared, Proof, Unsupported
+from pytest_nfp.backends import EngineDied, Forward, PreparedEngine, Proof, Unsupported
 from pytest_nfp.cases import Case
 
 LAST_LINES = 20
@@ -137,7 +137,7 @@ class Engine:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+def prepare(case: Case, seed: int, cache_bytes: int) -> PreparedEngine:
     """A case's forwards in the process of its framework. Raises Unsupported, EngineDied."""
     engine = _engine_of(case.backend.framework)
     asked: dict[str, Any] = {
@@ -159,9 +159,6 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
     def proof() -> dict[int, Proof]:
         return {int(n): Proof(*seen) for n, seen in _seen(engine, "proof").items()}
 
-    def host() -> dict[int, float]:
-        return {int(n): us for n, us in _seen(engine, "host").items()}
-
     def at(what: str) -> Callable[[int], Any] | None:
         """A question about an N, where the engine answers it."""
         if what not in has:
@@ -178,7 +175,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
                 return
         engine.end()
 
-    return Prepared(
+    return PreparedEngine(
         forward,
         made["bytes_per_forward"],
         made["bytes_rotated"],
@@ -187,8 +184,8 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         at("check"),
         at("setting"),
         at("active"),
-        proof=proof if "proof" in has else None,
-        host=host if "host" in has else None,
+        proof=proof,
+        host=lambda: {int(n): us for n, us in _seen(engine, "host").items()},
         own_timer=True,
         modes=lambda: {int(n): mode for n, mode in _seen(engine, "modes").items()},
         padded=lambda: {int(n): rows for n, rows in _seen(engine, "padded").items()},

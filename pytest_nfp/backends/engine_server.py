@@ -1,4 +1,4 @@
-"""The other side of apart.py: prepares engines and runs their forwards as it is asked, until its standard input ends."""
+"""The other side of engine_client.py: prepares engines and runs their forwards as it is asked, until its standard input ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pytest_nfp import backends
-from pytest_nfp.backends import REFUSALS, Forward, Prepared, Unsupported
+from pytest_nfp.backends import REFUSALS, Forward, PreparedEngine, Unsupported
 from pytest_nfp.cases import Case
 
 
@@ -19,7 +19,7 @@ class Served:
     """The engine that is prepared now, and its clock."""
 
     def __init__(self) -> None:
-        self._prepared: Prepared | None = None
+        self._prepared: PreparedEngine | None = None
         self._timed: Callable[[Forward], float] | None = None
         self._runs: dict[int, Forward] = {}
 
@@ -38,8 +38,7 @@ class Served:
                 return {"value": ask(asked["positions"])}
             case what:
                 assert self._prepared is not None
-                found = getattr(self._prepared, what)
-                return {"value": found() if found is not None else {}}
+                return {"value": getattr(self._prepared, what)()}
 
     def _prepare(self, asked: dict[str, Any]) -> dict[str, Any]:
         self._close()
@@ -52,10 +51,11 @@ class Served:
             prepared = backends.prepare(case, asked["seed"], asked["cache_bytes"])
         except Unsupported as reason:
             return {"unsupported": str(reason)}
+        assert isinstance(prepared, PreparedEngine)  # as backends.prepare requires
         self._prepared = prepared
         if not prepared.own_timer:
             self._timed = _clock(case)
-        questions = ("proof", "host", "check", "setting", "active")
+        questions = ("check", "setting", "active")
         has = [name for name in questions if getattr(prepared, name) is not None]
         figures = {
             name: getattr(prepared, name) for name in ("bytes_per_forward", "bytes_rotated", "kernel", "turns", "alone")
@@ -77,7 +77,7 @@ class Served:
         return took
 
     def _close(self) -> None:
-        if self._prepared is not None and self._prepared.close is not None:
+        if self._prepared is not None:
             self._prepared.close()
         self._prepared = self._timed = None
         self._runs.clear()

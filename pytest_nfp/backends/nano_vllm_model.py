@@ -18,14 +18,23 @@ from typing import Any
 
 import torch
 
-from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, hf_config, memory, most_positions, require_room
+from pytest_nfp.backends import (
+    Forward,
+    PreparedEngine,
+    Proof,
+    Unsupported,
+    hf_config,
+    memory,
+    most_positions,
+    require_room,
+)
 from pytest_nfp.cases import Case
 
 PREFIX_CHUNK = 2048
 """Tokens of a prefix that are put into the cache at a time: a multiple of every page size."""
 
 
-def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+def prepare(case: Case, seed: int, cache_bytes: int) -> PreparedEngine:
     """Raises Unsupported for experts, other dtypes than 16 bits, a CPU, and a model that does not fit; ImportError."""
     if case.gpu == "cpu":
         raise Unsupported("nano-vLLM runs on a GPU alone")
@@ -35,7 +44,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         raise Unsupported(f"nano-vLLM computes in 16 bits: give --nfp-dtype=bf16, not {case.dtype}")
     memory.require(case)
     engine = _Engine(case, seed)
-    return Prepared(
+    return PreparedEngine(
         engine.forward,
         case.bytes_read,
         case.bytes_read,

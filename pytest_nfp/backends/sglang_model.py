@@ -29,7 +29,7 @@ import torch
 
 from pytest_nfp.backends import (
     Forward,
-    Prepared,
+    PreparedEngine,
     Proof,
     Unsupported,
     architectures,
@@ -45,7 +45,7 @@ ASKED_AT_IMPORT = ("torchvision", "sgl_kernel", "gguf")
 """Packages that SGLang imports, and that none of its kernels on a CPU without AMX computes with."""
 
 
-def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+def prepare(case: Case, seed: int, cache_bytes: int) -> PreparedEngine:
     """Raises Unsupported for an architecture that SGLang does not register, and a model that does not fit; ImportError."""
     memory.require(case)
     if case.gpu == "cpu":
@@ -57,7 +57,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         require_room(case, positions)
         return lambda: engine.extend(positions)
 
-    return Prepared(
+    return PreparedEngine(
         forward,
         case.bytes_read,
         case.bytes_read,

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from pytest_nfp.backends import Forward, Prepared, Proof, Unsupported, architectures, hf_config, memory, tensors
+from pytest_nfp.backends import Forward, PreparedEngine, Proof, Unsupported, architectures, hf_config, memory, tensors
 from pytest_nfp.backends.expert_routing import Routes
 from pytest_nfp.cases import Case
 
 
-def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+def prepare(case: Case, seed: int, cache_bytes: int) -> PreparedEngine:
     """Raises Unsupported for an architecture that transformers does not have, and a model that does not fit; ImportError."""
     from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
@@ -65,7 +65,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
 
         return run
 
-    return Prepared(
+    return PreparedEngine(
         forward,
         case.bytes_read,
         # Attention, head and KV cache are read again in the next forward, whatever experts it takes.

@@ -27,7 +27,7 @@ from packaging.version import Version
 
 from pytest_nfp.backends import (
     Forward,
-    Prepared,
+    PreparedEngine,
     Proof,
     Unsupported,
     architectures,
@@ -48,7 +48,7 @@ ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERR
 """One process, so that the runner can be watched; a cache of 2 GiB."""
 
 
-def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+def prepare(case: Case, seed: int, cache_bytes: int) -> PreparedEngine:
     """Raises Unsupported for an architecture that vLLM does not register, and a model that does not fit; ImportError."""
     memory.require(case, KV_BYTES)
     wanted = dict(ENVIRONMENT)
@@ -79,7 +79,7 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
 
         return run
 
-    return Prepared(
+    return PreparedEngine(
         forward,
         case.bytes_read,
         # Attention, head and KV cache are read again in the next forward, whatever experts it takes.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pytest_nfp import catalog
 from pytest_nfp.calibration.cross_validation import NOTHING, HeldOut, judge, percentiles
@@ -67,6 +67,63 @@ def observed_peaks(joined: Sequence[Joined]) -> Peaks:
     return Peaks(max(w.flops / t for w, t in points), max(w.bytes_once / t for w, t in points), 1, observed=True)
 
 
+class _Parameter(NamedTuple):
+    """One of the numbers that are fitted, and whether reaching a bound means that its effect is absent (or whole)."""
+
+    name: str
+    least: float
+    most: float
+    may_reach_least: bool
+    may_reach_most: bool
+
+    def is_stuck(self, value: float) -> bool:
+        """Whether a value sits on a bound that it may not reach: the fit wanted to go on."""
+        edge = 1e-3 * (self.most - self.least)
+        is_low, is_high = value < self.least + edge, value > self.most - edge
+        return (is_low and not self.may_reach_least) or (is_high and not self.may_reach_most)
+
+
+def _parameters(tiles: Sequence[int], above: float) -> list[_Parameter]:
+    """What is fitted, in logarithms but for the share of re-reads. above: how far the observed rates may be exceeded."""
+    return [
+        # At most the peak, and the little that stays in the cache between forwards.
+        _Parameter("bandwidth", -2.0, 0.05 + above, False, True),
+        _Parameter("overlap", 0.0, 3.0, True, True),  # 1 is none, 20 is full
+        _Parameter("fixed cost", -3.0, 6.0, True, False),  # 0.05 to 400 us
+        _Parameter("re-read share", 0.0, 1.0, True, True),  # of a second tile's read that misses the cache
+        _Parameter("activations", -3.0, 3.0, True, False),
+        _Parameter("block", -7.0, 3.0, True, False),  # a block's own time: a nanosecond is none
+        # Share of the peak: all of it where compute never limits.
+        *(_Parameter(f"tile {t}", -4.0, above, False, True) for t in tiles or (0,)),
+    ]
+
+
+def _calibration_of(x: Sequence[float], tiles: Sequence[int], peaks: Peaks, absent: Collection[str]) -> Calibration:
+    bandwidth, overlap, fixed, reread, activation, block, *shares = x
+    return Calibration(
+        peaks.flops * (1.0 if tiles else math.exp(shares[0])),
+        peaks.bandwidth * math.exp(bandwidth),
+        math.exp(overlap),
+        1.0 if "re-read share" in absent else reread,
+        math.exp(fixed),
+        tuple((t, math.exp(s)) for t, s in zip(tiles, shares, strict=True)) if tiles else (),
+        0.0 if "block" in absent else math.exp(block),
+        peaks.processors,
+        None if "activations" in absent else math.exp(activation),
+    )
+
+
+def _absent(joined: Sequence[Joined]) -> set[str]:
+    """What no curve has (a GEMM's table has neither blocks nor second tiles) can't be fitted: its default stands."""
+    work = [w for j in joined for w in j.work]
+    present = {
+        "re-read share": any(w.bytes_again for w in work),
+        "activations": any(w.activations for w in work),
+        "block": any(w.blocks for w in work),
+    }
+    return {name for name, is_there in present.items() if not is_there}
+
+
 def fit(joined: Sequence[Joined], peaks: Peaks | None = None) -> Calibration:
     """The calibration of these curves' kernel. peaks: of the device; None takes the catalog's.
 
@@ -79,37 +136,16 @@ def fit(joined: Sequence[Joined], peaks: Peaks | None = None) -> Calibration:
 
     if len({j.curve.shape for j in joined}) < MIN_SHAPES:
         raise NoFit(f"{len({j.curve.shape for j in joined})} shapes are too few: a fit needs {MIN_SHAPES}")
-    peaks = peaks or peaks_of(joined[0].curve.gpu, joined[0].curve.dtype)
+    known = peaks or peaks_of(joined[0].curve.gpu, joined[0].curve.dtype)
     tiles = [t for t in TILES if any(w.tile == t for j in joined for w in j.work)]
+    absent = _absent(joined)
     curves = [
         _thinned([(w, math.log(p.latency_us)) for w, p in zip(j.work, j.curve.points, strict=True) if _is_used(j, p)])
         for j in joined
     ]
 
-    # What no curve has (a GEMM's table has neither blocks nor second tiles) can't be fitted: its default stands.
-    every = [w for j in joined for w in j.work]
-    present = {
-        "re-read share": any(w.bytes_again for w in every),
-        "activations": any(w.activations for w in every),
-        "block": any(w.blocks for w in every),
-    }
-
-    def calibration(x: Sequence[float]) -> Calibration:
-        bandwidth, overlap, fixed, reread, activation, block, *shares = x
-        return Calibration(
-            peaks.flops * (1.0 if tiles else math.exp(shares[0])),
-            peaks.bandwidth * math.exp(bandwidth),
-            math.exp(overlap),
-            reread if present["re-read share"] else 1.0,
-            math.exp(fixed),
-            tuple((t, math.exp(s)) for t, s in zip(tiles, shares, strict=True)) if tiles else (),
-            math.exp(block) if present["block"] else 0.0,
-            peaks.processors,
-            math.exp(activation) if present["activations"] else None,
-        )
-
     def residuals(x: Sequence[float]) -> list[float]:
-        c = calibration(x)
+        c = _calibration_of(x, tiles, known, absent)
         found: list[float] = []
         for curve in curves:
             errors = [math.log(w.latency_us(c) + c.fixed_us) - t for w, t in curve]
@@ -118,41 +154,18 @@ def fit(joined: Sequence[Joined], peaks: Peaks | None = None) -> Calibration:
             found += [e * weight for e in errors] + [(e - errors[0]) * weight for e in errors]
         return found
 
-    # Bounds, and whether reaching one means that the effect is absent (or whole) and not that the fit escapes.
-    heights = len(tiles) or 1
-    above = 1.5 if peaks.observed else 0.0
-    bounds = [
-        # bandwidth: at most the peak, and the little that stays in the cache between forwards
-        (-2.0, 0.05 + above, False, True),
-        (0.0, 3.0, True, True),  # overlap: 1 is none, 20 is full
-        (-3.0, 6.0, True, False),  # fixed cost: 0.05 to 400 us
-        (0.0, 1.0, True, True),  # share of a second tile's read that misses the cache
-        (-3.0, 3.0, True, False),  # activations
-        (-7.0, 3.0, True, False),  # a block's own time: a nanosecond is none
-        *[(-4.0, above, False, True)] * heights,  # share of the peak: all of it where compute never limits
-    ]
-    low, high = [b[0] for b in bounds], [b[1] for b in bounds]
-    starts = [[-0.2, overlap, 2.5, 0.3, 0.0, -1.0, *[-0.5] * heights] for overlap in (0.7, 1.8)]
-    found = [least_squares(residuals, x, bounds=(low, high), loss="soft_l1", f_scale=0.05) for x in starts]
+    parameters = _parameters(tiles, 1.5 if known.observed else 0.0)
+    bounds = [p.least for p in parameters], [p.most for p in parameters]
+    starts = [[-0.2, overlap, 2.5, 0.3, 0.0, -1.0, *[-0.5] * (len(tiles) or 1)] for overlap in (0.7, 1.8)]
+    found = [least_squares(residuals, x, bounds=bounds, loss="soft_l1", f_scale=0.05) for x in starts]
     best = min(found, key=lambda f: f.cost)
     if best.status <= 0:
         raise NoFit(f"the fit does not converge: {best.message}")
-    names = (
-        "bandwidth",
-        "overlap",
-        "fixed cost",
-        "re-read share",
-        "activations",
-        "block",
-        *(f"tile {t}" for t in tiles or (0,)),
-    )
-    for name, x, (least, most, at_least, at_most) in zip(names, best.x, bounds, strict=True):
-        edge = 1e-3 * (most - least)
-        if not present.get(name, True) or peaks.observed:
-            continue
-        if (x < least + edge and not at_least) or (x > most - edge and not at_most):
-            raise NoFit(f"the fit sits on a bound: {name} at {x:.2f}, between {least} and {most}")
-    return calibration([float(v) for v in best.x])
+    for parameter, x in zip(parameters, best.x, strict=True):
+        if parameter.name not in absent and not known.observed and parameter.is_stuck(x):
+            between = f"between {parameter.least} and {parameter.most}"
+            raise NoFit(f"the fit sits on a bound: {parameter.name} at {x:.2f}, {between}")
+    return _calibration_of([float(v) for v in best.x], tiles, known, absent)
 
 
 def _thinned(points: list[tuple[Work, float]]) -> list[tuple[Work, float]]:

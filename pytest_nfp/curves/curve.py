@@ -13,39 +13,50 @@ from pytest_nfp.principle import Boundary, Point, find_boundary
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """T(N) as measured, or as recorded elsewhere.
-
-    points: latency and the interval of T(N)/T(N0). kind: measured or recorded. timer: the clock that it was read from.
-    invalid: why the measurement is not to be trusted, empty if nothing speaks against it. unsupported: N -> why the
-    kernel refused it. kernels and modes: what ran at each N and in which graph mode, where that is known; padded: the token rows
-    that its graph was made for. settings: the
-    tile configuration that the framework's own selector gave at each N. active_experts: that one forward read. proof: of a
-    full model, the token rows that a forward was seen to process, and over how many cached tokens. steps: microseconds of
-    the engine's whole step, T and the median of what it took beside the forward. samples: single latencies for each N, kept on
-    request. partial: interrupted. died: the engine did, while it was measured; log: its last lines.
-    """
+    """T(N) as measured here, or as recorded elsewhere."""
 
     points: tuple[Point, ...]
+    """Latency in microseconds and the interval of T(N)/T(N0), in the order of N."""
     baseline_positions: int
+    """N0."""
     kind: str
+    """"measured" or "recorded"."""
     source: str
+    """The device, or the recording."""
     kernel: str
+    """The operator's name; empty where it is not known."""
     invalid: tuple[str, ...] = ()
+    """Why the measurement is not to be trusted; empty where nothing speaks against it."""
     unsupported: dict[int, str] = field(default_factory=dict)
+    """N -> why the kernel refused it."""
     partial: bool = False
+    """Whether the measurement was interrupted."""
     counts: dict[str, Any] = field(default_factory=dict)
+    """How much was measured: forwards, rounds, seconds."""
     trust: dict[str, Any] = field(default_factory=dict)
+    """The signs that `invalid` was decided by."""
     timer: str = ""
+    """The clock that latencies were read from."""
     kernels: dict[int, str] = field(default_factory=dict)
+    """N -> the kernels that ran, where that is known."""
     modes: dict[int, str] = field(default_factory=dict)
+    """N -> the graph mode, where that is known: graph or eager."""
     padded: dict[int, int] = field(default_factory=dict)
+    """N -> the token rows that its graph was made for."""
     settings: dict[int, str] = field(default_factory=dict)
+    """N -> the tile configuration that the framework's own selector gave."""
     active_experts: dict[int, int] = field(default_factory=dict)
+    """N -> the experts that one forward read."""
     proof: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """N -> the token rows that a forward of a whole model was seen to process, and over how many cached tokens."""
     steps: dict[int, float] = field(default_factory=dict)
+    """N -> microseconds of the engine's whole step: T, and the median of what it took beside the forward."""
     samples: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """N -> single latencies in microseconds, kept on request."""
     log: tuple[str, ...] = ()
+    """The last lines of an engine that died."""
     died: bool = False
+    """Whether the engine died while it was measured."""
 
     @property
     def baseline_us(self) -> float:

@@ -23,54 +23,64 @@ def nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a device says of itself at one moment; a figure that it does not give is None or empty.
-
-    wall_s, busy_s, own_s: seconds on the clock, of all processes on the processors, of this process. clock_mhz: what it
-    runs at. limits: why it runs slower than it could, such as "power cap". others: processes that use it beside this one.
-    threads: what the framework computes with.
-    """
+    """What a device says of itself at one moment; a figure that it does not give is None or empty."""
 
     wall_s: float = 0.0
+    """Seconds on the clock."""
     busy_s: float = 0.0
+    """Seconds that all processes spent on the processors."""
     own_s: float = 0.0
+    """Seconds that this process spent on them."""
     clock_mhz: float | None = None
+    """What it runs at."""
     limits: tuple[str, ...] = ()
+    """Why it runs slower than it could, such as "power cap"."""
     others: tuple[int, ...] = ()
+    """Processes that use it beside this one."""
     threads: int | None = None
+    """What the framework computes with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device at hand.
-
-    gpu: its catalog name, or cpu. identity: what decides the kernels and the speed, compared between runs. timer: the
-    clock's name, which is part of what a latency means. time_us: runs a forward once and returns its latency in
-    microseconds. cache_bytes: last-level cache. processors: multiprocessors of a GPU. read: a Reading. clock_drift: how far its clock may move within a run.
-    known_length: a forward that lasts that many microseconds, for the self-test of the timer. launch_us: (device, host)
-    microseconds of one forward, where the two differ. kernels: names of what one forward runs. ready: what is timed in
-    place of a forward (a captured graph), given how many forwards its banks take in turn. clean: gives back the memory that
-    nothing uses any more. now and rest: the clock of
-    budgets, and how to wait. notes: recorded, never compared.
-    """
+    """A device at hand: what it is, its clock, and what tells whether a measurement can be trusted."""
 
     gpu: str
+    """Its catalog name, or cpu."""
     title: str
+    """Its name for people."""
     identity: dict[str, Any]
+    """What decides the kernels and the speed: compared between runs."""
     time_us: Callable[[Forward], float]
+    """Runs a forward once and returns its latency in microseconds."""
     cache_bytes: int
+    """Of the last-level cache."""
     torch_release: str
+    """The torch that it is reached by."""
     processors: int | None = None
+    """Multiprocessors of a GPU; None for a CPU."""
     timer: str = "perf-counter"
+    """The clock's name, which is part of what a latency means."""
     read: Callable[[], Reading] = Reading
+    """Gives a Reading of this moment."""
     clock_drift: float = 0.04
+    """How far its clock may move within a run, as a share."""
     known_length: Callable[[float], Forward] | None = None
+    """Microseconds -> a forward that lasts so long, for the self-test of the timer; None where there is none."""
     launch_us: Callable[[Forward], tuple[float, float]] | None = None
+    """(device, host) microseconds of one forward, where the two differ."""
     kernels: Callable[[Forward], list[str]] | None = None
+    """The names of what one forward runs; None where that is not told."""
     ready: Callable[[Forward, int], Forward] = as_it_is
+    """What is timed in place of a forward (a captured graph), given how many forwards its banks take in turn."""
     clean: Callable[[], None] = nothing
+    """Gives back the memory that nothing uses any more."""
     now: Callable[[], float] = time.monotonic
+    """The clock of budgets, in seconds."""
     rest: Callable[[float], None] = time.sleep
+    """Waits for so many seconds."""
     notes: dict[str, Any] = field(default_factory=dict)
+    """Recorded, never compared."""
 
 
 def find_device(gpu: str, timer: str = "auto") -> tuple[Device | None, str]:

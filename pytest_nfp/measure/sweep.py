@@ -277,7 +277,7 @@ class _Search:
             )
         if any(not latency > 0 for n, s in self._samples.items() if n != self._base for latency in s):
             reasons.append("the timer read 0 or less: it stands still or runs backwards")
-        points = self._points()
+        points = _points(self._base, self._samples, self._ratios, self._protocol.confidence)
         warm, figures["cold_cache"] = trust.cold_cache(bytes_rotated, self._device.cache_bytes)
         reasons += [warm] if warm else []
         reasons += [r for r in (trust.graph_modes(modes), trust.does_not_depend(points, self._base)) if r]
@@ -289,7 +289,7 @@ class _Search:
             bound, host = trust.host_bound(self._device, {n: self._runs[n] for n in dict.fromkeys(checked)})
             reasons += [bound] if bound else []
             figures |= host
-            kernels, figures["profile"] = self._profile()
+            kernels, figures["profile"] = _profile(self._device, self._runs)
         return Curve(
             points=tuple(points),
             baseline_positions=self._base,
@@ -314,27 +314,32 @@ class _Search:
             samples={n: tuple(s) for n, s in self._samples.items()} if keep_samples else {},
         )
 
-    def _points(self) -> list[Point]:
-        base = [s for s in self._samples[self._base] if s > 0]
-        if not base:
-            return []
-        points = [Point(self._base, median(base), 1.0, 1.0)]
-        for n, ratios in self._ratios.items():
-            if ratios and n != self._base and median(self._samples[n]) > 0:
-                points.append(make_point(n, self._samples[n], ratios, self._protocol.confidence))
-        return sorted(points, key=lambda p: p.positions)
 
-    def _profile(self) -> tuple[dict[int, str], str]:
-        """The kernels of each N by one untimed forward, or the one reason why there are none; timing does not need them."""
-        if self._device.kernels is None:
-            return {}, "not profiled: this device has no profiler here"
-        found = {}
-        try:
-            for n in sorted(self._runs)[:PROFILED]:
-                found[n] = " + ".join(dict.fromkeys(self._device.kernels(self._runs[n])))
-        except RuntimeError as error:
-            return {}, f"not profiled: {error}".splitlines()[0][:200]
-        return found, f"{len(found)} positions"
+def _points(
+    base: int, samples: Mapping[int, Sequence[float]], ratios: Mapping[int, Sequence[float]], confidence: float
+) -> list[Point]:
+    """The points of these samples and ratios to N0, without those that a broken timer read as nothing."""
+    of_base = [s for s in samples[base] if s > 0]
+    if not of_base:
+        return []
+    points = [Point(base, median(of_base), 1.0, 1.0)]
+    for n, of_n in ratios.items():
+        if of_n and n != base and median(samples[n]) > 0:
+            points.append(make_point(n, samples[n], of_n, confidence))
+    return sorted(points, key=lambda p: p.positions)
+
+
+def _profile(device: Device, runs: Mapping[int, Forward]) -> tuple[dict[int, str], str]:
+    """The kernels of each N by one untimed forward, or the one reason why there are none; timing does not need them."""
+    if device.kernels is None:
+        return {}, "not profiled: this device has no profiler here"
+    names = {}
+    try:
+        for n in sorted(runs)[:PROFILED]:
+            names[n] = " + ".join(dict.fromkeys(device.kernels(runs[n])))
+    except RuntimeError as error:
+        return {}, f"not profiled: {error}".splitlines()[0][:200]
+    return names, f"{len(names)} positions"
 
 
 def _list(numbers: Sequence[int]) -> str:

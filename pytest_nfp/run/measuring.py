@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_nfp import backends, recordings
-from pytest_nfp.backends import REFUSALS, Prepared
+from pytest_nfp.backends import REFUSALS, Prepared, PreparedEngine
 from pytest_nfp.cases import ROUTINGS, Case
 from pytest_nfp.curves import Curve
 from pytest_nfp.devices import Device, Reading, as_it_is
@@ -69,7 +69,7 @@ def _on_device(inputs: Inputs, case: Case, granularity: Granularity | None, devi
     grid = positions_to_measure(case, granularity)
     curve: Curve | None = None
     with ExitStack() as stack:
-        if prepared.close is not None:
+        if isinstance(prepared, PreparedEngine):
             stack.callback(prepared.close)
         try:
             with device_lock(device):
@@ -123,6 +123,8 @@ def _clock_of(case: Case, prepared: Prepared, device: Device) -> Device:
     if case.module == "model":
         # Of hundreds of operators no one is the model's kernel.
         clock = replace(device, kernels=None)
+    if not isinstance(prepared, PreparedEngine):
+        return clock
     if prepared.process is not None:
         clock = replace(clock, read=_with_engine(device, prepared.process))
     if prepared.own_timer:
@@ -209,7 +211,13 @@ def _with_what_it_saw(inputs: Inputs, case: Case, curve: Curve, prepared: Prepar
             curve = replace(curve, settings=settings)
         except REFUSALS as error:
             inputs.say(f"{case.key}: the selector gives no configuration: {error}")
-    return _proven(case, _with_modes(curve, prepared, device), prepared)
+    if isinstance(prepared, PreparedEngine):
+        curve = replace(curve, padded=prepared.padded())
+        return _proven(case, _with_modes(curve, prepared.modes()), prepared)
+    if device.gpu == "cpu":
+        return curve
+    mode = "graph" if device.timer == GRAPH_TIMER else "eager"
+    return _with_modes(curve, {p.positions: mode for p in curve.points})
 
 
 def _setting(setting: Callable[[int], dict[str, Any]], positions: int) -> str:
@@ -217,25 +225,18 @@ def _setting(setting: Callable[[int], dict[str, Any]], positions: int) -> str:
     return " ".join(f"{name}={value}" for name, value in sorted(setting(positions).items()))
 
 
-def _with_modes(curve: Curve, prepared: Prepared, device: Device) -> Curve:
-    """The curve with the graph mode of every N: as an engine says of itself, if it does; of a kernel, as the GPU's timer makes it."""
-    modes = prepared.modes() if prepared.modes is not None else {}
-    if not modes and device.gpu != "cpu" and not prepared.own_timer:
-        modes = {p.positions: "graph" if device.timer == GRAPH_TIMER else "eager" for p in curve.points}
+def _with_modes(curve: Curve, modes: dict[int, str]) -> Curve:
+    """The curve with the graph mode of every N: as an engine says of itself; of a kernel, as the GPU's timer makes it."""
     mixed = trust.graph_modes(modes)
-    padded = prepared.padded() if prepared.padded is not None else {}
-    return replace(curve, modes=modes, padded=padded, invalid=(*curve.invalid, mixed) if mixed else curve.invalid)
+    return replace(curve, modes=modes, invalid=(*curve.invalid, mixed) if mixed else curve.invalid)
 
 
-def _proven(case: Case, curve: Curve, prepared: Prepared) -> Curve:
+def _proven(case: Case, curve: Curve, prepared: PreparedEngine) -> Curve:
     """The curve of a whole model with what its forwards were seen to process; invalid where that is not b*N over L tokens.
 
     So is one whose layers read other experts than the routing gives: dummy weights send every token to the same few.
     """
-    if prepared.proof is None:
-        return curve
-    seen = prepared.proof()
-    host = prepared.host() if prepared.host is not None else {}
+    seen, host = prepared.proof(), prepared.host()
     measured = [p.positions for p in curve.points]
     wrong = []
     for n in measured:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_nfp import backends, registry
-from pytest_nfp.backends import EngineDied, Unsupported, engine_client
+from pytest_nfp.backends import EngineDied, PreparedEngine, Unsupported, engine_client
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.catalog import Attention, Dense, Model
 from pytest_nfp.devices.lock import TooLong, time_limit
@@ -25,7 +25,7 @@ from tests.test_registry import package
 
 CODE = """
 import os, subprocess, sys, time
-from pytest_nfp.backends import Prepared, Proof, Unsupported
+from pytest_nfp.backends import PreparedEngine, Proof, Unsupported
 
 def prepare(case, seed, cache_bytes):
     if case.context == 7:
@@ -52,8 +52,8 @@ def prepare(case, seed, cache_bytes):
             seen[n] = Proof(case.batch * n, case.batch * case.context)
             return 100.0 + n
         return run
-    close = (lambda: os._exit(4)) if case.context == 11 else None
-    return Prepared(forward, 1, 10**9, "mine", 1, close=close, proof=lambda: dict(seen), own_timer=True,
+    close = (lambda: os._exit(4)) if case.context == 11 else lambda: None
+    return PreparedEngine(forward, 1, 10**9, "mine", 1, close=close, proof=lambda: dict(seen), own_timer=True,
                     host=lambda: {n: 200.0 for n in seen}, check=lambda n: "" if n != 63 else "wrong", active=lambda n: 2 * n,
                     setting=lambda n: {"rows": n}, modes=lambda: {n: "graph" for n in seen})
 """
@@ -76,6 +76,13 @@ def alive_in_group(group: int) -> list[str]:
     return found
 
 
+def prepare(case: Case, seed: int, cache_bytes: int) -> PreparedEngine:
+    """A whole model's forwards."""
+    prepared = backends.prepare(case, seed, cache_bytes)
+    assert isinstance(prepared, PreparedEngine)
+    return prepared
+
+
 def case(context: int = 128) -> Case:
     return Case("cpu", MINE, "model", SMALL, "fp32", batch=2, context=context)
 
@@ -95,7 +102,7 @@ def test_an_engine_answers_from_its_own_process() -> None:
     """Times, proof, host times and graph modes are those of the engine; nothing of it was imported here; a second case of the
     framework is served by the same process, and closing leaves none.
     """
-    prepared = backends.prepare(case(), 0, 1)
+    prepared = prepare(case(), 0, 1)
     assert [prepared.forward(n)() for n in (1, 4, 1)] == [101.0, 104.0, 101.0]
     assert prepared.proof is not None and prepared.host is not None and prepared.modes is not None
     assert prepared.proof() == {1: (2, 256), 4: (8, 256)}
@@ -112,7 +119,7 @@ def test_an_engine_answers_from_its_own_process() -> None:
     pid, _ = prepared.process()
     assert pid != os.getpid()
     prepared.close()
-    again = backends.prepare(case(64), 0, 1)
+    again = prepare(case(64), 0, 1)
     assert again.process is not None and again.process()[0] == pid
     engine_client.end_all()
     with pytest.raises(ProcessLookupError):
@@ -121,7 +128,7 @@ def test_an_engine_answers_from_its_own_process() -> None:
 
 def test_what_the_engine_refuses_is_said_here() -> None:
     """An N that it refuses raises with its words, a case that it can't run is Unsupported; both leave it alive."""
-    prepared = backends.prepare(case(), 0, 1)
+    prepared = prepare(case(), 0, 1)
     with pytest.raises(RuntimeError, match="ValueError: too many positions"):
         prepared.forward(999)()
     with pytest.raises(RuntimeError, match="no room for so many"):
@@ -133,13 +140,13 @@ def test_what_the_engine_refuses_is_said_here() -> None:
 
 def test_a_dead_engine_leaves_its_last_lines() -> None:
     """When it died, how, and what it printed; killed from outside as well; the next case gets a new process."""
-    prepared = backends.prepare(case(9), 0, 1)
+    prepared = prepare(case(9), 0, 1)
     with pytest.raises(EngineDied, match=r"at N=4 \(exit code 3\): CUDA error: an illegal memory access") as died:
         prepared.forward(4)()
     assert died.value.log == ("CUDA error: an illegal memory access",)
     with pytest.raises(EngineDied, match="while the engine was prepared"):
         backends.prepare(case(8), 0, 1)
-    fresh = backends.prepare(case(), 0, 1)
+    fresh = prepare(case(), 0, 1)
     assert fresh.process is not None
     os.kill(fresh.process()[0], signal.SIGKILL)
     with pytest.raises(EngineDied, match="signal 9"):
@@ -148,7 +155,7 @@ def test_a_dead_engine_leaves_its_last_lines() -> None:
 
 def test_a_request_that_takes_too_long_ends_the_engine() -> None:
     """The time limit of a case reaches a hanging engine: its process is gone."""
-    prepared = backends.prepare(case(), 0, 1)
+    prepared = prepare(case(), 0, 1)
     assert prepared.process is not None
     pid, _ = prepared.process()
     with pytest.raises(TooLong), time_limit(0.5):
@@ -159,7 +166,7 @@ def test_a_request_that_takes_too_long_ends_the_engine() -> None:
 
 def test_what_an_engine_started_ends_with_it_and_keeps_nobody_waiting() -> None:
     """A child that holds the engine's pipe open: its death is seen at once, and the child is ended too."""
-    prepared = backends.prepare(case(), 0, 1)
+    prepared = prepare(case(), 0, 1)
     assert prepared.process is not None
     pid, _ = prepared.process()
     began = time.monotonic()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_nfp import backends, devices
-from pytest_nfp.backends import Prepared, Proof
+from pytest_nfp.backends import Prepared, PreparedEngine, Proof
 from pytest_nfp.cases import Case
 from pytest_nfp.measure import composition
 from pytest_nfp.predict import Figures
@@ -74,7 +74,7 @@ class Engine:
         def close() -> None:
             self.closed += 1
 
-        return Prepared(
+        return PreparedEngine(
             forward, 1, 10**9, "engine", 1,
             proof=lambda: dict(seen),
             host=lambda: {n: 1000.0 * n for n in seen},

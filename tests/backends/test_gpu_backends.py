@@ -307,27 +307,27 @@ def test_flash_attn_over_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check(replace(ATTENTION, kernel="contiguous")).kernel == "flash_attn_with_kvcache[contiguous]"
 
 
-@pytest.mark.parametrize(("gpu", "backend"), [("h200", "fa3"), ("a100", "fa2"), ("b200", "fa2")])
-def test_flashinfer_names_its_backend(monkeypatch: pytest.MonkeyPatch, gpu: str, backend: str) -> None:
-    """FA3 on Hopper, FA2 elsewhere: in the kernel's name."""
+def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrappers of FlashInfer that the backend calls."""
     module(
         monkeypatch,
         "flashinfer",
         BatchPrefillWithPagedKVCacheWrapper=Wrapper,
         BatchDecodeWithPagedKVCacheWrapper=DecodeWrapper,
     )
+
+
+@pytest.mark.parametrize(("gpu", "backend"), [("h200", "fa3"), ("a100", "fa2"), ("b200", "fa2")])
+def test_flashinfer_names_its_backend(monkeypatch: pytest.MonkeyPatch, gpu: str, backend: str) -> None:
+    """FA3 on Hopper, FA2 elsewhere: in the kernel's name."""
+    flashinfer(monkeypatch)
     case = replace(ATTENTION, gpu=gpu, backend=Backend("flashinfer-python", "0.5.3"))
     assert check(case).kernel == f"flashinfer.prefill[{backend}]"
 
 
 def test_flashinfers_variant_takes_the_decode_kernel_at_one_position_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an engine does: N = 1 by the decode wrapper, 2 and 17 by the prefill one, all of them right."""
-    module(
-        monkeypatch,
-        "flashinfer",
-        BatchPrefillWithPagedKVCacheWrapper=Wrapper,
-        BatchDecodeWithPagedKVCacheWrapper=DecodeWrapper,
-    )
+    flashinfer(monkeypatch)
     ran.clear()
     case = replace(ATTENTION, gpu="h20", backend=Backend("flashinfer-python", "0.5.3"), kernel="decode-at-1")
     assert check(case).kernel == "flashinfer.prefill[fa3], decode at N=1"
@@ -336,12 +336,7 @@ def test_flashinfers_variant_takes_the_decode_kernel_at_one_position_alone(monke
 
 def test_flashinfers_mla_reads_the_latent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two requests, eight heads over one latent of 32 and a rotary key of 16, right at 1, 2 and 17 positions."""
-    module(
-        monkeypatch,
-        "flashinfer",
-        BatchPrefillWithPagedKVCacheWrapper=Wrapper,
-        BatchDecodeWithPagedKVCacheWrapper=DecodeWrapper,
-    )
+    flashinfer(monkeypatch)
     module(monkeypatch, "flashinfer.mla", BatchMLAPagedAttentionWrapper=MlaWrapper)
     latent = Attention(heads=8, kv_heads=1, head_dim=48, value_dim=32)
     subject = Model(name="mla", hidden=64, attention=latent, source="t")

@@ -29,6 +29,7 @@ class Machine:
     """A GPU that runs every case as the planted roofline says, on one virtual clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, wrong: str = "", gpu: str = "h20") -> None:
+        self._monkeypatch = monkeypatch
         self.machine = Simulated(lambda n: 1.0, Noise(0.01), 1)
         self.device = self.machine.device(
             gpu=gpu, title="NVIDIA H20", identity={"driver": "570.1", "cuda": "12.8"}, processors=78, cache_bytes=60
@@ -47,6 +48,11 @@ class Machine:
             return Prepared(forward, 100, 200, "torch.matmul", 2, lambda n: wrong)
 
         monkeypatch.setattr(device_curves, "prepare", prepare)
+
+    def is_here(self) -> None:
+        """The GPU of this machine, where a vLLM is installed."""
+        self._monkeypatch.setattr("pytest_nfp.devices.find_device", lambda gpu: (self.device, ""))
+        self._monkeypatch.setattr(device_curves, "installed", lambda: {"vllm": "0.33.0"})
 
 
 def test_shapes_are_none_that_a_suite_tests_and_none_that_fits_a_cache() -> None:
@@ -134,9 +140,7 @@ def test_the_command_writes_a_calibration_that_is_used_before_the_catalogs(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """H20 has none in the catalog: before, H200's is carried over; after, its own is used, for every caller of GEMMs."""
-    machine = Machine(monkeypatch)
-    monkeypatch.setattr("pytest_nfp.devices.find_device", lambda gpu: (machine.device, ""))
-    monkeypatch.setattr(device_curves, "installed", lambda: {"vllm": "0.33.0"})
+    Machine(monkeypatch).is_here()
     assert "carried over" in calibrations.figures("h20", "vllm", "gemm", "bf16").basis
     assert "recorded curves of vllm on h200" in calibrations.figures("h200", "vllm", "gemm", "bf16").basis
     assert cli.main(["calibrate", "--from", "device", "--gpu", "h20"]) == 0
@@ -181,9 +185,7 @@ def test_nothing_measured_writes_nothing(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every case out of memory: exit 2, with the reason of each."""
-    machine = Machine(monkeypatch)
-    monkeypatch.setattr("pytest_nfp.devices.find_device", lambda gpu: (machine.device, ""))
-    monkeypatch.setattr(device_curves, "installed", lambda: {"vllm": "0.33.0"})
+    Machine(monkeypatch).is_here()
     assert cli.main(["calibrate", "--from", "device", "--gpu", "h20", "--module", "moe"]) == 2
     said = capsys.readouterr()
     assert "nothing could be fitted, so nothing was written" in said.err

@@ -715,12 +715,14 @@ SAFE |= {
 }
 
 
-def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
-    """Stubs for what vLLM's and SGLang's rules call: platform, environment, logger, paths, JSON."""
-    device_name = request["device_name"]
-    if device_name is None:
-        device_name = Unnamed("a device of this compute capability")
-    shared_memory = request["shared_memory_optin"]
+def unnamed(request: dict[str, Any]) -> Any:
+    """The device's name, or what stands for it."""
+    name = request["device_name"]
+    return Unnamed("a device of this compute capability") if name is None else name
+
+
+def hardware(request: dict[str, Any], device_name: Any) -> tuple[Stub, Stub]:
+    """(torch.cuda, vLLM's current_platform) of the device that is asked about."""
 
     def known_capability() -> tuple[int, ...]:
         if request["compute_capability"] is None:
@@ -733,16 +735,7 @@ def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
     def is_capability(wanted: Any, *rest: Any) -> bool:
         return (wanted if isinstance(wanted, tuple) else divmod(wanted, 10)) == known_capability()
 
-    environment = request["environment"]
-
-    class Environment:
-        """vLLM's `envs`: a variable that is not set is None, as for those that matter here."""
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("VLLM_"):
-                return environment.get(name)
-            return Missing(f"envs.{name}")
-
+    shared_memory = request["shared_memory_optin"]
     properties = Stub("properties", shared_memory_per_block_optin=shared_memory, name=device_name)
     cuda = Stub(
         "torch.cuda",
@@ -765,6 +758,23 @@ def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
         is_device_capability=is_capability,
         is_device_capability_family=lambda c, *a: known_capability()[0] == c // 10,
     )
+    return cuda, platform
+
+
+def namespace(request: dict[str, Any], files: Files) -> dict[str, Any]:
+    """Stubs for what vLLM's and SGLang's rules call: platform, environment, logger, paths, JSON."""
+    device_name = unnamed(request)
+    cuda, platform = hardware(request, device_name)
+    environment = request["environment"]
+
+    class Environment:
+        """vLLM's `envs`: a variable that is not set is None, as for those that matter here."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("VLLM_"):
+                return environment.get(name)
+            return Missing(f"envs.{name}")
+
     path = Stub(
         "os.path",
         join=lambda *p: os.path.normpath(os.path.join(*p)),
@@ -924,13 +934,8 @@ def with_and_without_deep_gemm(
     return [choose(request, True, asked), without] if asked else [without]
 
 
-def vllm_backend(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -> str:
-    """The backend that a release's own selection function returns for a plain deployment, by its member's name.
-
-    asked: gets an entry when the release asks for DeepGEMM.
-    """
-    files = Files({})
-    stubs = namespace(request, files)
+def vllm_environment(request: dict[str, Any], world_of: "Callable[[], World]") -> Any:
+    """vLLM's `envs` in the default environment: a variable's value, else its default as the release declares it."""
     defaults = defaults_of(request["sources"].get(request["environment_file"], ""))
 
     class Environment:
@@ -939,16 +944,24 @@ def vllm_backend(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) ->
                 return request["environment"][name] not in ("", "0", "false", "False")
             if name in defaults:
                 return defaults[name]
-            getters = world.scope(request["environment_file"]).nodes.get("environment_variables")
+            getters = world_of().scope(request["environment_file"]).nodes.get("environment_variables")
             if isinstance(getters, ast.Assign) and isinstance(getters.value, ast.Dict):
                 for key, getter in zip(getters.value.keys, getters.value.values, strict=True):
                     if isinstance(key, ast.Constant) and key.value == name:
-                        return world.scope(request["environment_file"])._value(getter)()
+                        return world_of().scope(request["environment_file"])._value(getter)()
             raise Refused(f"the default of envs.{name} can't be read")
 
         def is_set(self, name: str) -> bool:
             return name in request["environment"]
 
+    return Environment()
+
+
+def vllm_stubs(
+    request: dict[str, Any], files: Files, deep_gemm: bool, asked: list[bool], world_of: "Callable[[], World]"
+) -> dict[str, Any]:
+    """Stubs for what vLLM's selection functions call. asked: gets an entry when DeepGEMM is asked for."""
+    stubs = namespace(request, files)
     torch = stubs["torch"]
     dtypes = Names("torch")
     dtypes.__dict__.update(cuda=torch.cuda, version=torch.version, dtype=object)
@@ -973,7 +986,7 @@ def vllm_backend(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) ->
         return capability
 
     stubs.update(
-        envs=Environment(),
+        envs=vllm_environment(request, world_of),
         torch=dtypes,
         rocm_aiter_ops=Stub("rocm_aiter_ops", is_fused_moe_enabled=off, is_enabled=off, is_rdna_aiter_enabled=off),
         has_deep_gemm=has_deep_gemm,
@@ -988,42 +1001,52 @@ def vllm_backend(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) ->
     )
     for name in request["flashinfer_names"]:
         stubs[name] = lambda *a, **k: request["flashinfer"]
-    world = World(request["sources"], stubs, files)
-    del stubs["get_config"]
+    return stubs
 
-    def named(module: str, name: str) -> Any:
-        value = world.member(module, name)
-        if isinstance(value, Missing):
-            raise Refused(f"the release has no {module}.{name}")
-        return value
 
-    base = "vllm.model_executor.layers"
-    keys: dict[str, Any] = {"weight_key": None, "activation_key": None}
-    module, entry = request["entry"]
-    function = named(module, entry)
-    code = function.__code__
-    if "weight_key" in code.co_varnames[: code.co_argcount] and request["dtype"] not in ("bf16", "fp16"):
-        names = (
-            ("kFp8Static128BlockSym", "kFp8Dynamic128Sym")
-            if request["dtype"] == "fp8-block"
-            else ("kFp8StaticTensorSym", "kFp8StaticTensorSym")
-        )
-        keys = dict(zip(keys, (named(f"{base}.quantization.utils.quant_utils", n) for n in names), strict=True))
+VLLM_LAYERS = "vllm.model_executor.layers"
+
+
+def named(world: World, module: str, name: str) -> Any:
+    """A name of a release's module. Raises Refused where the release has none."""
+    value = world.member(module, name)
+    if isinstance(value, Missing):
+        raise Refused(f"the release has no {module}.{name}")
+    return value
+
+
+def vllm_quantization(request: dict[str, Any], world: World, parameters: tuple[str, ...]) -> dict[str, Any]:
+    """The number formats of weights and activations, where the selection function takes them."""
+    if "weight_key" not in parameters or request["dtype"] in ("bf16", "fp16"):
+        return {"weight_key": None, "activation_key": None}
+    is_block = request["dtype"] == "fp8-block"
+    names = ("kFp8Static128BlockSym", "kFp8Dynamic128Sym") if is_block else ("kFp8StaticTensorSym",) * 2
+    weight, activation = (named(world, f"{VLLM_LAYERS}.quantization.utils.quant_utils", n) for n in names)
+    return {"weight_key": weight, "activation_key": activation}
+
+
+def vllm_activation(request: dict[str, Any], world: World) -> Any:
+    """The experts' activation, as the release names it."""
     asks = request["model"]
     activation: Any = asks["activation"] if asks["gated"] else f"{asks['activation']}_no_mul"
-    if world.path(f"{base}.fused_moe.activation") is not None:
-        kinds = named(f"{base}.fused_moe.activation", "MoEActivation")
-        if activation not in [k.value for k in kinds]:
-            raise Refused(f"the release has no activation {activation!r} of experts")
-        activation = kinds(activation)
+    if world.path(f"{VLLM_LAYERS}.fused_moe.activation") is None:
+        return activation
+    kinds = named(world, f"{VLLM_LAYERS}.fused_moe.activation", "MoEActivation")
+    if activation not in [k.value for k in kinds]:
+        raise Refused(f"the release has no activation {activation!r} of experts")
+    return kinds(activation)
+
+
+def vllm_configurations(request: dict[str, Any], world: World) -> tuple[Configuration, Configuration]:
+    """(experts', parallel) configuration of a plain deployment."""
+    asks, ranks, dtypes = request["model"], request["expert_parallel"], world.stubs["torch"]
+    configurations = f"{VLLM_LAYERS}.fused_moe.config"
     routing: Any = None
     if (
-        world.path(f"{base}.fused_moe.config") is not None
-        and "RoutingMethodType" in world.scope(f"{base}.fused_moe.config".replace(".", "/") + ".py").nodes
+        world.path(configurations) is not None
+        and "RoutingMethodType" in world.scope(configurations.replace(".", "/") + ".py").nodes
     ):
-        routing = named(f"{base}.fused_moe.config", "RoutingMethodType").Renormalize
-    ranks = request["expert_parallel"]
-    configurations = f"{base}.fused_moe.config"
+        routing = named(world, configurations, "RoutingMethodType").Renormalize
     parallel = Configuration(
         "parallel",
         world.member(configurations, "FusedMoEParallelConfig"),
@@ -1041,7 +1064,7 @@ def vllm_backend(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) ->
         moe_parallel_config=parallel,
         is_act_and_mul=asks["gated"],
         has_bias=asks["bias"],
-        activation=activation,
+        activation=vllm_activation(request, world),
         routing_method=routing,
         router_logits_dtype=dtypes.bfloat16,
         in_dtype=dtypes.float16 if request["dtype"] == "fp16" else dtypes.bfloat16,
@@ -1061,6 +1084,25 @@ def vllm_backend(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) ->
         ep_size=ranks,
         dp_size=1,
     )
+    return config, parallel
+
+
+def vllm_backend(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -> str:
+    """The backend that a release's own selection function returns for a plain deployment, by its member's name.
+
+    asked: gets an entry when the release asks for DeepGEMM.
+    """
+    files = Files({})
+    stubs = vllm_stubs(request, files, deep_gemm, asked, lambda: world)
+    world = World(request["sources"], stubs, files)
+    del stubs["get_config"]
+    module, entry = request["entry"]
+    function = named(world, module, entry)
+    code = function.__code__
+    parameters = code.co_varnames[: code.co_argcount]
+    keys = vllm_quantization(request, world, parameters)
+    config, parallel = vllm_configurations(request, world)
+    ranks = request["expert_parallel"]
     known = keys | {
         "moe_config": config,
         "config": config,
@@ -1203,18 +1245,23 @@ class Arguments(Stub):
         raise Refused(f"the rule reads server_args.{attribute}, which is not known here")
 
 
-def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -> str:
-    """The runner that SGLang's server arguments and quantisation method give for `--moe-runner-backend auto`.
+SGLANG_OTHERS = (
+    "hip",
+    "npu",
+    "xpu",
+    "hpu",
+    "cpu",
+    "musa",
+    "mps",
+    "out_of_tree",
+    "gfx95_supported",
+    "gfx1250_supported",
+)
+"""Hardware that SGLang asks for by is_...(), and that is not NVIDIA's."""
 
-    asked: gets an entry when the release asks for DeepGEMM.
-    """
-    files = Files({})
-    stubs = namespace(request, files)
-    platform, cuda = stubs["current_platform"], stubs["torch"].cuda
 
-    def capability() -> tuple[int, int]:
-        found = platform.get_device_capability()
-        return found.major, found.minor
+def sglang_deep_gemm(capability: "Callable[[], tuple[int, int]]", deep_gemm: bool, asked: list[bool]) -> Any:
+    """SGLang's deep_gemm_wrapper. asked: gets an entry when it is asked for."""
 
     def has_deep_gemm() -> bool:
         asked.append(deep_gemm)
@@ -1228,15 +1275,11 @@ def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -
                 return has_deep_gemm()
             return Missing(f"deep_gemm_wrapper.{name}")
 
-    off = lambda *a, **k: False  # noqa: E731
+    return DeepGemm()
 
-    def major(*wanted: int) -> Any:
-        return lambda *a, **k: capability()[0] in wanted
 
-    dtypes = Names("torch")
-    dtypes.__dict__.update(cuda=cuda, version=Stub("torch.version", hip=None, cuda="12.8"), dtype=object)
-    kinds = ("hip", "npu", "xpu", "hpu", "cpu", "musa", "mps", "out_of_tree", "gfx95_supported", "gfx1250_supported")
-    sm = lambda *a, **k: capability()[0] * 10 + capability()[1]  # noqa: E731
+def sglang_platform(capability: "Callable[[], tuple[int, int]]") -> Any:
+    """SGLang's get_platform."""
 
     class Platform:
         """sglang.srt.runtime_context.get_platform(): which hardware, as properties."""
@@ -1250,12 +1293,23 @@ def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -
                     return capability()[0] == int(digits) // 10
             if name in ("is_blackwell", "is_blackwell_supported"):
                 return capability()[0] in (10, 12)
-            if name.startswith("is_") and name.removeprefix("is_") in (*kinds, "gfx95", "gfx1250"):
+            if name.startswith("is_") and name.removeprefix("is_") in (*SGLANG_OTHERS, "gfx95", "gfx1250"):
                 return False
             return Missing(f"get_platform().{name}")
 
-    def driver_version(*a: Any) -> Any:
-        raise Refused("the choice asks for the version of the NVIDIA driver, which no release tells")
+    return Platform
+
+
+def sglang_variables(request: dict[str, Any]) -> Any:
+    """SGLang's `envs` in the default environment."""
+    environ_file = request["sources"].get("sglang/srt/environ.py", "")
+    variables = {
+        item.targets[0].id: item.value
+        for declared in parsed("sglang/srt/environ.py", environ_file).body
+        if isinstance(declared, ast.ClassDef)
+        for item in declared.body
+        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
+    }
 
     class Variable:
         """An environment variable of SGLang's `envs`: its value, else the literal default of its declaration."""
@@ -1281,14 +1335,11 @@ def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -
         def __getattr__(self, name: str) -> Any:
             return Variable(name)
 
-    environ_file = request["sources"].get("sglang/srt/environ.py", "")
-    variables = {
-        item.targets[0].id: item.value
-        for declared in parsed("sglang/srt/environ.py", environ_file).body
-        if isinstance(declared, ast.ClassDef)
-        for item in declared.body
-        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
-    }
+    return Variables()
+
+
+def sglang_configurations(request: dict[str, Any]) -> tuple[Configuration, Configuration]:
+    """(model_config, hf_config) of a model with these experts and nothing set by hand."""
     quantization_config: dict[str, Any] | None = None
     if request["dtype"].startswith("fp8"):
         quantization_config = {"quant_method": "fp8", "activation_scheme": "dynamic"}
@@ -1307,14 +1358,38 @@ def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -
     model_config = Configuration(
         "model_config", hf_config=hf_config, hf_text_config=hf_config, quantization=None, nvfp4_moe_meta=None
     )
+    return model_config, hf_config
+
+
+def sglang_stubs(
+    request: dict[str, Any], files: Files, deep_gemm: bool, asked: list[bool], model_config: Configuration
+) -> dict[str, Any]:
+    """Stubs for what SGLang's choice calls. asked: gets an entry when DeepGEMM is asked for."""
+    stubs = namespace(request, files)
+    platform, cuda = stubs["current_platform"], stubs["torch"].cuda
+
+    def capability() -> tuple[int, int]:
+        device = platform.get_device_capability()
+        return device.major, device.minor
+
+    def major(*wanted: int) -> Any:
+        return lambda *a, **k: capability()[0] in wanted
+
+    def driver_version(*a: Any) -> Any:
+        raise Refused("the choice asks for the version of the NVIDIA driver, which no release tells")
+
+    off = lambda *a, **k: False  # noqa: E731
+    sm = lambda *a, **k: capability()[0] * 10 + capability()[1]  # noqa: E731
+    dtypes = Names("torch")
+    dtypes.__dict__.update(cuda=cuda, version=Stub("torch.version", hip=None, cuda="12.8"), dtype=object)
     stubs.update(
-        {f"is_{kind}": off for kind in kinds},
+        {f"is_{kind}": off for kind in SGLANG_OTHERS},
         torch=dtypes,
-        envs=Variables(),
+        envs=sglang_variables(request),
         get_nvidia_driver_version=driver_version,
         get_nvidia_driver_version_str=driver_version,
-        deep_gemm_wrapper=DeepGemm(),
-        get_platform=Platform,
+        deep_gemm_wrapper=sglang_deep_gemm(capability, deep_gemm, asked),
+        get_platform=sglang_platform(capability),
         is_cuda=lambda *a: True,
         is_sm90_supported=major(9),
         is_sm100_supported=major(10),
@@ -1336,10 +1411,13 @@ def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -
         model_config_of=lambda server: model_config,
         get_int_env_var=lambda name, default=0: default,
     )
-    world = World(request["sources"], stubs, files)
-    server_path = world.path("sglang.srt.server_args")
-    if server_path is None:
-        raise Refused("the release has no sglang.srt.server_args")
+    return stubs
+
+
+def sglang_server(
+    request: dict[str, Any], world: World, server_path: str, model_config: Configuration, hf_config: Configuration
+) -> tuple[Arguments, ast.ClassDef]:
+    """The server arguments of one node with nothing set by hand, and their class."""
     server_class = world.scope(server_path).classes.get("ServerArgs")
     if server_class is None:
         raise Refused("the release has no class ServerArgs")
@@ -1371,7 +1449,22 @@ def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -
         get_hf_config=lambda: hf_config,
         model_path="",
     )
-    for path, node, is_method in declarations(world, server_path, server_class, family):
+    return server, server_class
+
+
+def sglang_runner(request: dict[str, Any], deep_gemm: bool, asked: list[bool]) -> str:
+    """The runner that SGLang's server arguments and quantisation method give for `--moe-runner-backend auto`.
+
+    asked: gets an entry when the release asks for DeepGEMM.
+    """
+    files = Files({})
+    model_config, hf_config = sglang_configurations(request)
+    world = World(request["sources"], sglang_stubs(request, files, deep_gemm, asked, model_config), files)
+    server_path = world.path("sglang.srt.server_args")
+    if server_path is None:
+        raise Refused("the release has no sglang.srt.server_args")
+    server, server_class = sglang_server(request, world, server_path, model_config, hf_config)
+    for path, node, is_method in declarations(world, server_path, server_class, request["architecture"]):
         scope = world.scope(path)
         outer = scope.get(node.name, ABSENT)
         exec(once(node, "runner", partial(runner_part, node)), scope)

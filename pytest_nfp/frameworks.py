@@ -1,4 +1,4 @@
-"""What is known of each framework, in one record each. A package adds its own by an entry point.
+"""One record for each framework, with all that is known of it. A package adds its own by an entry point.
 
 An entry point of the group pytest_nfp.frameworks names a `Framework`:
 
@@ -15,69 +15,69 @@ from importlib.metadata import entry_points
 
 GROUP = "pytest_nfp.frameworks"
 DRAFTS = "drafts"
-"""The variant of vLLM's engine that verifies drafts, whose forward has logits for all of them."""
+"""The variant of vLLM's engine that verifies drafts. Its forward computes logits for all drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """One framework: its modules, the rule of its tiles, its kernels, and the files that it is found by."""
+    """One framework: its modules, its tile rule, its kernels, and the files that hold them."""
 
     name: str
-    """As pip calls it."""
+    """Its name for pip."""
     modules: tuple[str, ...]
-    """Of dense, moe, attention and model (an engine for whole models): what it has kernels for."""
+    """The modules that it has kernels for: dense, moe, attention, model (an engine for whole models)."""
     aliases: tuple[str, ...] = ()
     """Other names that users write."""
 
     package: str = ""
-    """The package that Python imports; empty where nothing of it is imported."""
+    """The Python package to import; empty where nothing of it is imported."""
     extra: str = ""
     """The extra of pytest-nfp that installs it; empty for none."""
 
     rule: str = ""
-    """The module whose tiles its releases publish a rule of; empty for none."""
+    """The module whose tile rule its releases publish; empty for none."""
     rule_reader: str = ""
-    """The Python module that reads the rule: granularities(queries, archives) -> a map, or RuleUnknown, for each."""
+    """The Python module that reads the rule. Its granularities(queries, archives) gives a map or RuleUnknown for each query."""
     rule_files: tuple[str, ...] = ()
-    """Where a wheel holds the rule, newest first, for readers that need to be told."""
+    """Paths of the rule in a wheel, newest first, for readers that need them."""
     files: tuple[str, ...] = ()
-    """Regular expressions of the files that are read of a release, by their path in it: nothing else of it is opened."""
+    """Regular expressions for paths in a release. Only files that match are opened."""
     choice_files: str = ""
-    """One of them: the files that the choice between kernels may reach."""
+    """The one of `files` for the code that chooses between kernels."""
     index: str = "final"
     """Which of its releases on the package index hold the rule: "final", "pre-release" or "none"."""
     capability: tuple[tuple[int, int], str] | None = None
-    """The compute capability from which on it has kernels, and where it says so."""
+    """The lowest compute capability that it has kernels for, and the source of that."""
     asks_architecture: bool = False
-    """Whether its rule asks for the model's class."""
+    """Whether its rule depends on the model's class."""
     not_covered: str = ""
-    """What its rule says nothing of, for who compares two releases."""
+    """What its rule does not cover, as a sentence for readers who compare two releases."""
 
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Module -> further kernels, or ways to run the engine, that are measured on a GPU beside the one without a name."""
+    """Module -> further kernels, or ways to run the engine, that are measured on a GPU in addition to the default one."""
     cpu_kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Module -> its kernels on a CPU, where it has several; the first one is what transformers' modules run."""
+    """Module -> its kernels on a CPU. The first one is the kernel that transformers' modules run."""
     has_mla: bool = False
-    """Whether its MLA is described: a rule on a GPU, and a forward."""
+    """Whether its MLA is described, by a rule on a GPU and a forward."""
     oldest: str = ""
-    """The oldest release whose calls on a GPU are known."""
+    """The oldest release whose GPU calls are known."""
     calls_vendor_gemm: bool = False
-    """Whether its GEMMs are the vendor's, so that another framework's calibration of them describes them too."""
+    """Whether its GEMMs are the vendor's. Then another framework's calibration of them describes them too."""
     triton_experts: str = ""
-    """Its fused experts' Triton kernel, as recorded tables name it."""
+    """The name of its fused experts' Triton kernel in recorded tables."""
 
     attention: str = ""
-    """The package whose attention it takes where nothing is set by hand, for predictions."""
+    """The package whose attention predictions assume where the user gives none."""
     pins_attention: bool = False
     """Whether each of its releases requires one release of that package."""
     engine_attention: str = ""
-    """The framework whose attention kernel its engine runs on a GPU, where that is not its own."""
+    """The framework whose attention kernel its engine runs on a GPU, where the kernel is not its own."""
     architectures: tuple[str, str, str] | None = None
-    """Where its engine names the architectures that it runs: package, file or folder in it, and how a name stands there."""
+    """Where its engine names the architectures that it runs: package, file or folder in it, and a pattern for a name there."""
 
     @property
     def unruled(self) -> frozenset[str]:
-        """Modules of which nothing but a boundary can be asked on a GPU. A vendor's GEMMs have recorded curves."""
+        """Modules without a tile rule, for which only a boundary can be asked on a GPU. dense is not among them: it has recorded curves."""
         return frozenset(self.modules) - {self.rule, "dense"}
 
 
@@ -212,51 +212,51 @@ OURS = (
         architectures=("nanovllm", "models", r"class {}\("),
     ),
 )
-"""The project's own records. Cases come in their order."""
+"""The project's own records. Cases follow their order."""
 
 
 def known() -> dict[str, Framework]:
-    """Name -> framework: the project's, and those that installed packages add. The project's own names can't be taken."""
+    """Name -> framework: the project's own, and those of installed packages. A package can't replace one of the project's names."""
     return _read()[0]
 
 
 def broken() -> dict[str, str]:
-    """Name -> why an entry point of a package gives no record. Its framework is left out, and the others stay."""
+    """Name -> why an entry point of a package gives no record. Only that framework is left out."""
     return _read()[1]
 
 
 @lru_cache(maxsize=1)
 def _read() -> tuple[dict[str, Framework], dict[str, str]]:
-    found, reasons = {f.name: f for f in OURS}, {}
+    records, reasons = {f.name: f for f in OURS}, {}
     for point in entry_points(group=GROUP):
-        if point.name in found:
+        if point.name in records:
             continue
         where = f"the entry point {point.name} = {point.value} of {GROUP}"
         try:
             framework = point.load()
         except Exception as error:
-            # Someone else's package must not end every run that has it installed.
+            # A broken package must not end every run on a machine that has it installed.
             reasons[point.name] = f"{where} breaks at import: {type(error).__name__}: {error}"
             continue
         if isinstance(framework, Framework) and framework.name == point.name:
-            found[point.name] = framework
+            records[point.name] = framework
         else:
             reasons[point.name] = f"{where} must name a Framework of this name, not {framework!r:.100}"
-    return found, reasons
+    return records, reasons
 
 
 def forget() -> None:
-    """Read the entry points again at the next question: packages have come or gone."""
+    """Read the entry points again at the next call, as packages were installed or removed."""
     _read.cache_clear()
 
 
 def get(name: str) -> Framework | None:
-    """The record of a framework; None for one that has none: a package that registers a backend alone."""
+    """The record of a framework; None where it has none, as for a package that only registers a backend."""
     return known().get(name)
 
 
 def aliases() -> dict[str, str]:
-    """What users write -> the framework's name."""
+    """Alias -> the framework's name."""
     return {alias: f.name for f in known().values() for alias in f.aliases}
 
 
@@ -266,11 +266,11 @@ def with_module(module: str) -> list[str]:
 
 
 def with_rule() -> dict[str, str]:
-    """The frameworks whose releases publish a tile rule -> the module that it is of."""
+    """Name of each framework whose releases publish a tile rule -> the module of the rule."""
     return {f.name: f.rule for f in known().values() if f.rule}
 
 
 def is_unruled(name: str, module: str) -> bool:
-    """Whether nothing but a boundary can be asked of a framework's module on a GPU: it publishes no tile rule."""
+    """Whether only a boundary can be asked of a framework's module on a GPU, as it publishes no tile rule."""
     framework = get(name)
     return framework is not None and module in framework.unruled

@@ -1,4 +1,4 @@
-"""Every option, declared once: command line, ini file and environment, and where its value came from.
+"""Every option, declared once for command line, ini file and environment. Errors name the source of a value.
 
 Precedence: command line, then environment (NFP_GPU for --nfp-gpu), then ini file (nfp_gpu), then default. This module
 is loaded in every pytest run and imports nothing heavy.
@@ -26,27 +26,33 @@ Update = Literal["missing", "changed", "all"]
 
 
 class SettingError(Exception):
-    """An option with a value that can't be used; the message names option, value and source."""
+    """An option has a value that can't be used. The message names option, value and source."""
 
 
 class Option(NamedTuple):
-    """One option: `name` without --nfp-, what holds where it is not given, how its text becomes a value, what it is for."""
+    """One option."""
 
     name: str
+    """Its name without --nfp-."""
     default: Any
+    """Its value where it is not given."""
     parse: Callable[[str], Any]
+    """Turns its text into a value. Raises ValueError."""
     help: str
+    """What it is for."""
     repeatable: bool = False
+    """Whether it can be given several times."""
     flag: bool = False
+    """Whether it takes no value on the command line."""
 
     @property
     def dest(self) -> str:
-        """The name in namespaces and ini files."""
+        """Its name in namespaces and ini files."""
         return "nfp_" + self.name.replace("-", "_")
 
     @property
     def environment(self) -> str:
-        """The environment variable."""
+        """Its environment variable."""
         return self.dest.upper()
 
 
@@ -112,10 +118,10 @@ def _flag(help_text: str) -> dict[str, Any]:
     return {"parse": _yes, "help": help_text, "flag": True}
 
 
-# Not frozen, no slots: either would double what this module costs every pytest start, used or not.
+# Neither frozen nor with slots: either would double the time that this module adds to every pytest start.
 @dataclass
 class Settings:
-    """The values in force. Each field is one option: top_k is --nfp-top-k, and its default is the field's."""
+    """The values in force. Each field is one option: top_k is --nfp-top-k, with the field's default."""
 
     gpu: tuple[str, ...] = field(
         default=("auto",),
@@ -268,7 +274,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def read_settings(config: pytest.Config) -> Settings:
-    """Settings of a pytest run. Raises SettingError."""
+    """The settings of a pytest run. Raises SettingError."""
     values: dict[str, Any] = {}
     for o in OPTIONS:
         text, source = _text(o, config)
@@ -287,7 +293,7 @@ def read_settings(config: pytest.Config) -> Settings:
 
 
 def is_used(config: pytest.Config) -> bool:
-    """Whether any option has been given: without one the plugin stays out of the run."""
+    """Whether any option was given. Without one the plugin stays out of the run."""
     return any(_text(o, config)[0] is not None for o in OPTIONS)
 
 

@@ -1,4 +1,4 @@
-"""Stored boundaries, predictions and maps: a YAML file a GPU, release and subject."""
+"""Stored boundaries, predictions and maps: one YAML file for each GPU, release and subject."""
 
 from pytest_nfp.baselines.files import (
     BaselineFile,

@@ -1,4 +1,4 @@
-"""Stored baselines: one YAML file per GPU, backend release and subject. Read, looked up, compared, written."""
+"""Stored baselines, one YAML file for each GPU, backend release and subject: read, look up, compare, write."""
 
 from __future__ import annotations
 
@@ -25,69 +25,81 @@ class _Strict(BaseModel):
 
 
 class Tiles(_Strict):
-    """A granularity map: kernel, where the rule came from, [first, last, tile] ranges.
-
-    parameters: a digest of what the rule sets beside the tile (BLOCK_SIZE_N, warps, stages, ...), where it sets any. choice: a
-    digest of the code that chooses the kernel, where the kernel is unknown.
-    """
+    """A granularity map."""
 
     kernel: str
+    """The kernel that the map is of."""
     source: str
+    """Where the rule came from."""
     parameters: str | None = None
+    """A digest of what the rule sets beside the tile (BLOCK_SIZE_N, warps, stages, ...), where it sets any."""
     choice: str | None = None
+    """A digest of the code that chooses the kernel, where the kernel is unknown."""
     tiles: list[tuple[Whole, Whole, Whole]]
+    """[first, last, tile] ranges of row counts."""
 
     def known(self) -> KnownMap:
-        """As it is compared."""
+        """The map as it is compared."""
         return KnownMap(self.kernel, tuple(self.tiles), self.choice)
 
 
 class Term(_Strict):
-    """One predictor's answer; interval: of an N_max from a calibrated curve. bound: of the principle, where it lies below N0."""
+    """One predictor's answer."""
 
     n_max: Whole
+    """The predicted N_max."""
     limiting: str
+    """The module that limits it."""
     interval: tuple[Whole, Whole | None] | None = None
+    """The interval of an N_max that comes from a calibrated curve."""
     bound: Whole | None = None
+    """The bound of the principle, where it lies below N0."""
 
 
 class PredictedTerms(_Strict):
-    """Both predictors' answers; the principle has none under drawn or replayed routing."""
+    """Both predictors' answers. The principle has none under drawn or replayed routing."""
 
     principle: Term | None = None
     tile_roofline: Term
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """As `Predicted.as_dict` gives it."""
+        """The answers in the form of `Predicted.as_dict`."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
 class Measured(_Strict):
-    """A boundary that was measured or recorded, and whether the prediction describes it (`because`: why not).
-
-    timer: the clock of a measured one. runs: [N_max, T(N0)] of each run that was made for it: a machine with several
-    states shows in their spread.
-    """
+    """A boundary that was measured or recorded."""
 
     kind: Literal["measured", "recorded"]
+    """Where the curve comes from."""
     n_max: Whole
+    """N_max of the curve."""
     interval: tuple[Whole, Whole | None]
+    """The interval of N_max; an end of None is open."""
     n_first_exit: Whole
+    """The first exit of the curve from the tolerance."""
     prediction: Literal["agrees", "deviates"]
+    """Whether the prediction describes the boundary."""
     because: str | None = None
+    """Why the prediction deviates."""
     source: str
+    """The source of the curve."""
     kernel: str
+    """The kernel that ran."""
     timer: str = ""
+    """The clock of a measured boundary."""
     runs: list[tuple[Whole, Annotated[float, Field(gt=0)]]] = []
+    """[N_max, T(N0)] of each run that was made for it. A machine with several states shows in their spread."""
     curve: list[tuple[Whole, Annotated[float, Field(gt=0)]]]
+    """[N, T(N)] of each point, in microseconds."""
 
     def known(self) -> KnownBoundary:
-        """As it is compared."""
+        """The boundary as it is compared."""
         return KnownBoundary(self.n_max, self.interval, self.kind, self.timer, tuple(n for n, _ in self.curve))
 
 
 class CaseBaseline(_Strict):
-    """What is stored of one case."""
+    """The stored entry of one case."""
 
     baseline_positions: Whole
     predicted: PredictedTerms | None = None
@@ -95,7 +107,7 @@ class CaseBaseline(_Strict):
 
 
 class BaselineFile(_Strict):
-    """One file."""
+    """The content of one baseline file."""
 
     schema_: Literal[1] = Field(alias="schema")
     gpu: str
@@ -112,31 +124,31 @@ def path_of(folder: Path, gpu: str, backend: Backend, subject: str) -> Path:
 
 
 def load(folder: Path, gpu: str, backend: Backend, subject: str) -> BaselineFile | None:
-    """The file of exactly this release, or None. Raises FileError for one that can't be used."""
+    """The file of exactly this release, or None. Raises FileError for a file that can't be used."""
     path = path_of(folder, gpu, backend, subject)
     return read_yaml(path, BaselineFile) if path.exists() else None
 
 
 def load_nearest(folder: Path, gpu: str, backend: Backend, subject: str) -> tuple[BaselineFile, Backend] | None:
-    """The file of this release, else of the newest release before it, else of the oldest after it."""
+    """The file of this release or the newest before it, else of the oldest release after it, with its release."""
     stored = [b for b in stored_backends(folder, gpu) if b.framework == backend.framework]
     stored = [b for b in stored if path_of(folder, gpu, b, subject).exists()]
     if not stored:
         return None
     before = [b for b in stored if Version(b.release or "0") <= Version(backend.release or "0")]
     chosen = before[-1] if before else stored[0]
-    found = load(folder, gpu, chosen, subject)
-    return None if found is None else (found, chosen)
+    file = load(folder, gpu, chosen, subject)
+    return None if file is None else (file, chosen)
 
 
 def stored_backends(folder: Path, gpu: str) -> list[Backend]:
-    """The releases that a GPU has baselines for, by framework and version."""
-    found = []
+    """The releases with baselines for a GPU, sorted by framework and version."""
+    backends = []
     for path in (folder / gpu).glob("*/"):
         framework, _, release = path.name.rpartition("-")
         if any(path.glob("*.yaml")):
-            found.append(Backend(framework, release) if framework else Backend(release, ""))
-    return sorted(found, key=lambda b: (b.framework, Version(b.release or "0")))
+            backends.append(Backend(framework, release) if framework else Backend(release, ""))
+    return sorted(backends, key=lambda b: (b.framework, Version(b.release or "0")))
 
 
 def _folder_name(backend: Backend) -> str:
@@ -149,7 +161,7 @@ def stored_subjects(folder: Path, gpu: str, backend: Backend) -> list[str]:
 
 
 def tiles_of(granularity: Granularity) -> Tiles:
-    """A map as it is stored."""
+    """A map in its stored form."""
     sources = list(dict.fromkeys(r.source for r in granularity.ranges))
     return Tiles(
         kernel=granularity.kernel,
@@ -163,7 +175,7 @@ def tiles_of(granularity: Granularity) -> Tiles:
 def measured_of(
     curve: Curve, boundary: Boundary, agrees: bool, because: str, runs: Sequence[tuple[int, float]] = ()
 ) -> Measured:
-    """A boundary as it is stored: latencies to a hundredth of a microsecond. runs: (N_max, T(N0)) of every run."""
+    """A boundary in its stored form, with latencies to a hundredth of a microsecond. runs: (N_max, T(N0)) of every run."""
     return Measured(
         kind="recorded" if curve.kind == "recorded" else "measured",
         n_max=boundary.n_max,
@@ -180,7 +192,7 @@ def measured_of(
 
 
 def dump(baseline: BaselineFile) -> str:
-    """Stable text: fields in the schema's order, maps and cases sorted, nothing that changes without a cause."""
+    """The file as YAML. Equal baselines give equal text: fields are in the schema's order, maps and cases are sorted."""
     import yaml
 
     data = baseline.model_dump(mode="json", by_alias=True)
@@ -209,29 +221,29 @@ def write(folder: Path, files: Iterable[tuple[Backend, BaselineFile]]) -> list[P
 
 
 def difference(old: BaselineFile | None, new: BaselineFile) -> list[str]:
-    """What changes from one file to another, in meaning: "moe-bf16: tile 16 to 32 rows from M=33", "...: n_max 256 to 32"."""
-    said = []
+    """The changes from one file to another, as text: "moe-bf16: tile 16 to 32 rows from M=33", "...: n_max 256 to 32"."""
+    lines = []
     was_tiles, was_cases = (old.granularity, old.cases) if old is not None else ({}, {})
     for key in sorted({*was_tiles, *new.granularity}):
         before, after = was_tiles.get(key), new.granularity.get(key)
         if before is None or after is None:
-            said.append(f"{key}: {'new' if before is None else 'removed'}{f', {_tiles(after)}' if after else ''}")
+            lines.append(f"{key}: {'new' if before is None else 'removed'}{f', {_tiles(after)}' if after else ''}")
             continue
-        found = compare_maps(before.known(), after.known())
-        parts = [f"kernel {found.kernel[0]} to {found.kernel[1]}"] if found.kernel else []
-        if found.unknown:
-            parts.append(f"{found.unknown}: {before.kernel} to {after.kernel}")
-        if found.tiles:
-            parts.append(f"tile {tiles_in_words(found.tiles, after.tiles[-1][1])}")
+        maps = compare_maps(before.known(), after.known())
+        parts = [f"kernel {maps.kernel[0]} to {maps.kernel[1]}"] if maps.kernel else []
+        if maps.unknown:
+            parts.append(f"{maps.unknown}: {before.kernel} to {after.kernel}")
+        if maps.tiles:
+            parts.append(f"tile {tiles_in_words(maps.tiles, after.tiles[-1][1])}")
         elif before.tiles[-1][1] != after.tiles[-1][1]:
             parts.append(f"the map ends at {before.tiles[-1][1]}, then at {after.tiles[-1][1]}")
         parts += [f"source {before.source} to {after.source}"] if before.source != after.source else []
         parts += ["other parameters of the tiles"] if before.parameters != after.parameters else []
-        said += [f"{key}: {', '.join(parts)}"] if parts else []
+        lines += [f"{key}: {', '.join(parts)}"] if parts else []
     for key in sorted({*was_cases, *new.cases}, key=_natural):
         parts = _case_difference(was_cases.get(key), new.cases.get(key))
-        said += [f"{key}: {', '.join(parts)}"] if parts else []
-    return said
+        lines += [f"{key}: {', '.join(parts)}"] if parts else []
+    return lines
 
 
 def _tiles(tiles: Tiles) -> str:
@@ -264,7 +276,7 @@ def _case_difference(old: CaseBaseline | None, new: CaseBaseline | None) -> list
 
 
 def new_file(gpu: str, backend: Backend, subject: str) -> BaselineFile:
-    """An empty file."""
+    """A baseline file without maps and cases."""
     return BaselineFile(
         schema=1, gpu=gpu, backend=str(backend), subject=subject, provenance={"tool": f"pytest-nfp {__version__}"}
     )
@@ -282,7 +294,7 @@ def _without_nothing(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _natural(key: str) -> list[tuple[int, int | str]]:
-    """b2 before b10: runs of digits sort as numbers."""
+    """A sort key that compares runs of digits as numbers: b2 comes before b10."""
     import re
 
     return [(0, int(p)) if p.isdigit() else (1, p) for p in re.split(r"(\d+)", key) if p]

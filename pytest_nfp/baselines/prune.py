@@ -1,4 +1,4 @@
-"""The life of stored baselines: which are there, which nobody asks for any more, which are stale, which can't be read."""
+"""List stored baselines and prune them: which are unused, which are stale, which can't be read."""
 
 from __future__ import annotations
 
@@ -18,34 +18,43 @@ from pytest_nfp.principle.routing import POWER_LAW
 from pytest_nfp.registry import MODULES
 
 KEEP = 3
-"""Releases of a framework that are kept for a GPU and subject: what runs, what it came from, and one more to compare with."""
+"""Releases of a framework to keep for a GPU and subject: the present one, the one before it, and one more to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A baseline file with what is wrong with it. error: why it can't be read. unused: cases that no suite asks for. stale: why it is
-    old. unknown: a name that is not the catalog's: a run with --nfp-model=config.json may ask for it, which only that run can tell.
-    """
+    """A baseline file, and what is wrong with it."""
 
     path: Path
+    """Where the file lies."""
     gpu: str
+    """The GPU that its path names."""
     backend: Backend
+    """The framework and release that its path names."""
     subject: str
+    """The subject that its path names."""
     file: BaselineFile | None = None
+    """Its content; None where it can't be read."""
     error: str = ""
+    """Why it can't be read, or why its content does not belong to its path."""
     unknown: str = ""
+    """A name in it that the catalog lacks. A run with --nfp-model=config.json may ask for it, which only that run can tell."""
     unused: list[str] = field(default_factory=list)
+    """Keys of the cases that no suite asks for."""
     stale: str = ""
+    """Why it is stale."""
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing is wrong with it."""
+        """Whether the file can be read, is not stale, and has no unused case."""
         return not (self.error or self.unused or self.stale)
 
 
 def stored(folder: Path, today: date, keep: int = KEEP, older_than: int | None = None) -> Iterator[Stored]:
-    """Every baseline file of a folder, by GPU, framework, release and subject. older_than: days without a commit from which a file is
-    stale, where git tells.
+    """Every baseline file of a folder, by GPU, framework, release and subject.
+
+    keep: a file with so many newer releases is stale. older_than: a file with no commit for more than so many days is stale,
+    where git knows the date.
     """
     for gpu in sorted(p.name for p in folder.glob("*/")):
         backends = stored_backends(folder, gpu)
@@ -63,9 +72,9 @@ def _examined(
         file = read_yaml(path, BaselineFile)
     except FileError as error:
         return Stored(path, gpu, backend, path.stem, error=str(error))
-    said = (file.gpu, file.backend, file.subject)
-    if said != (gpu, str(backend), path.stem):
-        wrong = f"it says {', '.join(said)}, its place says {gpu}, {backend}, {path.stem}"
+    named = (file.gpu, file.backend, file.subject)
+    if named != (gpu, str(backend), path.stem):
+        wrong = f"it says {', '.join(named)}, its place says {gpu}, {backend}, {path.stem}"
         return Stored(path, gpu, backend, path.stem, file, error=wrong)
     stale = f"{len(newer)} newer releases have baselines: {', '.join(newer)}" if len(newer) >= keep else ""
     if older_than is not None and not stale and (day := committed(path)) is not None:
@@ -76,19 +85,19 @@ def _examined(
 
 
 def committed(path: Path) -> date | None:
-    """The day of the last commit that changed a file; None outside git. A date in the file would be a conflict in every merge."""
+    """The day of the last commit that changed a file; None outside git. A date in the file itself would conflict in every merge."""
     command = ["git", "log", "-1", "--format=%cs", "--", path.name]
     try:
-        done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=False, timeout=30)
-        return date.fromisoformat(done.stdout.strip())
+        completed = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=False, timeout=30)
+        return date.fromisoformat(completed.stdout.strip())
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
 
 
 def _unused(file: BaselineFile, gpu: str, backend: Backend) -> tuple[str, list[str]]:
-    """A name that the catalog does not have, or the cases that nothing asks for."""
+    """(a name that the catalog lacks, keys of the cases that no suite asks for)."""
     if backend.framework == "own":
-        return "", []  # A user's test asks for it, which only a run can tell.
+        return "", []  # The user's own test asks for these cases, which only a run can tell.
     is_cpu = gpu == "cpu" or gpu.startswith("cpu-")
     try:
         if not is_cpu:
@@ -103,7 +112,7 @@ def _unused(file: BaselineFile, gpu: str, backend: Backend) -> tuple[str, list[s
             for case in expand("cpu" if is_cpu else gpu, backend, module, subject, (*ROUTINGS, "uniform"), dtype):  # type: ignore[arg-type]  # names of modules
                 single = [replace(case, gemm=shape) for shape in case.gemms] if module == "dense" else []
                 known |= {c.key for c in (case, *variants(case), *single)}
-    # A replayed trace is named by its file, and batch, context and k may be an option's: only a run can tell.
+    # Only a run can tell which traces it replays (a case names their file), and which batch, context and k its options give.
     asked = {_without_grid(key) for key in known}
     experts = subject.moe.experts if subject.moe is not None else 0
     return "", [
@@ -115,19 +124,23 @@ def _unused(file: BaselineFile, gpu: str, backend: Backend) -> tuple[str, list[s
 
 
 def _without_grid(key: str) -> object:
-    """What a case's key says besides b, L and k."""
-    said = read_key(key)
-    return key if said is None else (said["module"], said["dtype"], said["variant"], said["routing"])
+    """The parts of a case's key other than b, L and k; the key itself where it can't be parsed."""
+    key_fields = read_key(key)
+    return (
+        key
+        if key_fields is None
+        else (key_fields["module"], key_fields["dtype"], key_fields["variant"], key_fields["routing"])
+    )
 
 
 def prune(found: Stored) -> bool:
-    """Remove what is unused or stale of a file, or the file; whether anything was removed. What can't be read stays."""
+    """Remove a stale file, or the unused cases of a file. Returns whether anything was removed. A file that can't be read stays."""
     if found.error or found.file is None or found.is_fine:
         return False
-    left = {k: c for k, c in found.file.cases.items() if k not in found.unused}
-    if found.stale or not left:
+    kept = {k: c for k, c in found.file.cases.items() if k not in found.unused}
+    if found.stale or not kept:
         found.path.unlink()
         return True
-    found.file.cases = left
+    found.file.cases = kept
     write(found.path.parent.parent.parent, [(found.backend, found.file)])
     return True

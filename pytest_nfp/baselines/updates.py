@@ -1,4 +1,4 @@
-"""What --nfp-update stores: baseline files as they will be, until the run ends and writes them."""
+"""The baseline files that --nfp-update changes. They are collected during the run and written at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Key = tuple[str, Backend, str]
 
 
 def is_asked(update: Update | None, *, is_stored: bool, has_failed: bool) -> bool:
-    """Whether --nfp-update asks for an entry: where none is stored of exactly this release, where it failed, or always."""
+    """Whether --nfp-update asks to store an entry.
+
+    missing: where none is stored of exactly this release. changed: where one is stored and the case failed. all: always.
+    """
     match update:
         case "missing":
             return not is_stored
@@ -33,12 +36,14 @@ class Updates:
     """The files that a run changes."""
 
     folder: Path
-    """Where baselines lie."""
+    """The folder of the baselines."""
     files: dict[Key, BaselineFile] = field(default_factory=dict)
+    """The files by key, with their changes."""
     _fresh: dict[Key, None] = field(default_factory=dict)
+    """Keys of the files that were asked for since the last `collected`."""
 
     def file_of(self, gpu: str, case: Case) -> BaselineFile:
-        """The file of a case, to be changed. gpu: its folder's name."""
+        """The file of a case, for the caller to change. gpu: the name of the GPU's folder."""
         key = (gpu, case.backend, case.subject.name)
         if key not in self.files:
             self.files[key] = load(self.folder, *key) or new_file(*key)
@@ -46,35 +51,35 @@ class Updates:
         return self.files[key]
 
     def case_of(self, gpu: str, case: Case) -> CaseBaseline:
-        """The entry of a case in its file, to be changed."""
+        """The entry of a case in its file, for the caller to change."""
         entries = self.file_of(gpu, case).cases
         return entries.setdefault(case.key, CaseBaseline(baseline_positions=case.baseline_positions))
 
     def collected(self) -> list[dict[str, Any]]:
-        """The files that changed since this was last asked, as plain data."""
+        """The files that changed since the last call, as plain data."""
         fresh = [self.files[key].model_dump(mode="json", by_alias=True) for key in self._fresh]
         self._fresh.clear()
         return fresh
 
     def absorb(self, files: Sequence[dict[str, Any]]) -> None:
-        """Take over what a worker or an earlier run collected: its entries are added to those already here."""
+        """Add the entries that a worker or an earlier run collected to those already here."""
         for data in files:
             framework, _, release = data["backend"].partition("==")
             file = BaselineFile.model_validate(data)
-            mine = self.files.setdefault((file.gpu, Backend(framework, release), file.subject), file)
-            mine.granularity |= file.granularity
-            mine.provenance |= file.provenance
+            target = self.files.setdefault((file.gpu, Backend(framework, release), file.subject), file)
+            target.granularity |= file.granularity
+            target.provenance |= file.provenance
             for key, entry in file.cases.items():
-                known = mine.cases.setdefault(key, entry)
+                known = target.cases.setdefault(key, entry)
                 known.predicted = entry.predicted or known.predicted
                 known.measured = entry.measured or known.measured
 
     def write(self) -> list[Path]:
-        """Write the files; the paths whose text changed. Raises OSError."""
+        """Write the files. Returns the paths whose text changed. Raises OSError."""
         return write(self.folder, [(backend, file) for (_, backend, _), file in self.files.items()])
 
     def changes(self) -> list[str]:
-        """What `write` is about to change, in meaning, by file."""
+        """The changes that `write` would make, as text, by file."""
         lines = []
         for (gpu, backend, subject), file in self.files.items():
             if changes := difference(load(self.folder, gpu, backend, subject), file):

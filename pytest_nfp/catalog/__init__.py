@@ -1,4 +1,4 @@
-"""GPUs and models as data, with loaders that say what is wrong with a name or a file."""
+"""GPUs and models as data. The loaders report what is wrong with a name or a file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FOLDER = Path(__file__).parent
 CALIBRATIONS = FOLDER / "calibrations.yaml"
 DATASHEET_ERRORS = FOLDER / "datasheet_errors.yaml"
 CONFIGS = FOLDER / "configs"
-"""Config.json files of catalog models, as their engines read them."""
+"""The folder with config.json files of catalog models, as their engines read them."""
 
 
 class UnknownName(Shown):
-    """A GPU, model, backend or release that is not known; the message lists near matches and how to add one."""
+    """A GPU, model, backend or release is not known. The message lists near matches and how to add one."""
 
 
 class _Strict(BaseModel):
@@ -33,21 +33,28 @@ class _Strict(BaseModel):
 
 
 class Gpu(_Strict):
-    """Datasheet figures of a GPU: dense BF16 peak, memory bandwidth; `source` says where they were read.
-
-    multiprocessors: given where something is calibrated.
-    """
+    """Datasheet figures of a GPU."""
 
     name: str
+    """Catalog name, such as h20."""
     title: str
+    """Name for readers."""
     aliases: tuple[str, ...] = ()
+    """Other names that users write."""
     peak_tflops: PositiveNumber
+    """Dense BF16 peak, TFLOP/s."""
     bandwidth_tbps: PositiveNumber
+    """Memory bandwidth, TB/s."""
     compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")]
+    """Compute capability, such as 9.0."""
     shared_memory_optin_kib: Positive
+    """Shared memory that a block can opt in to, KiB."""
     multiprocessors: Positive | None = None
+    """Number of multiprocessors, given where something is calibrated."""
     driver_names: tuple[str, ...]
+    """Names as the driver reports them."""
     source: str
+    """Where the figures were read."""
 
     @property
     def peak_flops(self) -> float:
@@ -55,7 +62,7 @@ class Gpu(_Strict):
         return self.peak_tflops * 1e12
 
     def peak_flops_of(self, dtype: str) -> float:
-        """Phi of a dtype: FP8 doubles the BF16 peak on GPUs that compute in it; INT4 weights are computed in BF16."""
+        """Phi of a dtype, FLOP/s. FP8 doubles the BF16 peak on GPUs that compute in it. INT4 weights are computed in BF16."""
         return self.peak_flops * (2 if dtype.startswith("fp8") and self.capability >= (8, 9) else 1)
 
     @property
@@ -83,16 +90,19 @@ class Dense(_Strict):
 
 
 class Attention(_Strict):
-    """An attention core: query heads, KV heads, head dimension.
-
-    value_dim: MLA in its decode form, where the values are that many of a key's dimensions (512 of 576), and all heads share
-    one key; None: keys and values of their own, of the same width.
-    """
+    """An attention core."""
 
     heads: Positive
+    """Query heads."""
     kv_heads: Positive
+    """KV heads."""
     head_dim: Positive
+    """Dimensions of a head's key."""
     value_dim: Positive | None = None
+    """For MLA in its decode form: the values are this many of a key's dimensions (512 of 576), and all heads share one key.
+
+    None: keys and values are separate and have the same width.
+    """
 
     @model_validator(mode="after")
     def _latent_is_inside_the_key(self) -> Attention:
@@ -107,66 +117,84 @@ class Attention(_Strict):
 
     @property
     def values(self) -> int:
-        """Width of a value."""
+        """Width of a value, in elements."""
         return self.value_dim or self.head_dim
 
     @property
     def cached_width(self) -> int:
-        """Elements that are cached of a token: keys and values of all KV heads, of MLA the latent and the rotary key."""
+        """Cached elements of one token: keys and values of all KV heads. For MLA: the latent and the rotary key."""
         return self.head_dim if self.value_dim else 2 * self.kv_heads * self.head_dim
 
     @property
     def reuse(self) -> float:
-        """How many query elements a cached element meets: the group, and more where values lie inside the keys."""
+        """How many query elements use one cached element: the group, or more where the values lie inside the keys."""
         return self.heads * (self.head_dim + self.values) / self.cached_width
 
 
 class Moe(_Strict):
-    """Routed experts: E experts of hidden x width, k of them per token, spread over `expert_parallel` ranks.
-
-    matrices: 3 with a gate, 2 without. activation, by the name in a config.json, and bias are what a choice of kernels asks.
-    """
+    """Routed experts of hidden x width."""
 
     experts: Positive
+    """E, experts of a layer."""
     top_k: Positive
+    """k, experts per token."""
     width: Positive
+    """Intermediate width of an expert."""
     matrices: Literal[2, 3] = 3
+    """Matrices of an expert: 3 with a gate, 2 without."""
     shared_experts: Annotated[int, Field(ge=0)] = 0
+    """Shared experts of a layer."""
     dense_layers: Annotated[int, Field(ge=0)] = 0
+    """Layers of the model that have a dense FFN in place of experts."""
     expert_parallel: Positive = 1
+    """Ranks that the experts are spread over."""
     activation: str = "silu"
+    """Activation by its name in a config.json. The choice of kernels depends on it."""
     bias: bool = False
+    """Whether the experts have a bias. The choice of kernels depends on it."""
 
     @property
     def local_experts(self) -> int:
-        """Experts on one rank: what a rule sees."""
+        """Experts on one rank, which is the number that a rule sees."""
         return self.experts // self.expert_parallel
 
 
 class Model(_Strict):
-    """A model, or one module shape, and the grid on which it is tested by default.
-
-    sweep_top_k: further k of the whole model, at its shortest context. config: its own config.json under `configs/`, for a model
-    that is neither Qwen3 nor Qwen3-MoE. architecture: the class that an engine builds, by which SGLang chooses kernels.
-    """
+    """A model, or one module shape, and the grid on which it is tested by default."""
 
     name: str
+    """Catalog name."""
     aliases: tuple[str, ...] = ()
+    """Other names that users write."""
     layers: Positive | None = None
+    """Layers; None for a module shape."""
     hidden: Positive
+    """Hidden size."""
     dense: Dense | None = None
+    """Its dense FFN, where it has one."""
     attention: Attention | None = None
+    """Its attention core, where it has one."""
     moe: Moe | None = None
+    """Its routed experts, where it has them."""
     vocabulary: Positive | None = None
+    """Size of the vocabulary."""
     batch: tuple[Positive, ...] = (1,)
+    """b of the grid, requests in a forward."""
     context: tuple[Positive, ...] = ()
+    """L of the grid, cached tokens of a request."""
     top_k: tuple[Positive, ...] = ()
+    """k of the grid, experts per token."""
     sweep_top_k: tuple[Positive, ...] = ()
+    """Further k of the whole model, at its shortest context."""
     gate: bool = False
     device: Literal["gpu", "cpu"] = "gpu"
+    """The device that it is tested on."""
     config: str | None = None
+    """Its own config.json under `configs/`, for a model that is neither Qwen3 nor Qwen3-MoE."""
     architecture: str = ""
+    """The class that an engine builds, by which SGLang chooses kernels."""
     source: str
+    """Where the dimensions were read."""
 
     @property
     def is_latent(self) -> bool:
@@ -184,9 +212,9 @@ class Model(_Strict):
         ffn: float = layers * dense
         if moe is not None:
             read = moe.experts if experts is None else experts
-            one = 3 * moe.width * hidden
+            expert = 3 * moe.width * hidden
             ffn = moe.dense_layers * dense + (layers - moe.dense_layers) * (
-                (read + moe.shared_experts) * one + moe.experts * hidden
+                (read + moe.shared_experts) * expert + moe.experts * hidden
             )
         return layers * attention + ffn + (self.vocabulary or 0) * hidden
 
@@ -196,16 +224,18 @@ class Model(_Strict):
 
 
 class Method(_Strict):
-    """A parallel-decoding method. positions: N of one forward, None where its source states none.
-
-    stated: what the source says, which may be of tokens that a step commits: never N.
-    """
+    """A parallel-decoding method."""
 
     name: str
+    """Name of the method."""
     kind: str
+    """Kind of the method."""
     positions: Positive | None
+    """N, positions of one forward; None where its source states none."""
     stated: str
+    """What the source states. It may be the number of tokens that a step commits, which is never N."""
     source: str
+    """Where it is stated."""
 
 
 class _Methods(_Strict):
@@ -236,7 +266,7 @@ def models() -> tuple[Model, ...]:
 
 
 class _DatasheetError(_Strict):
-    """95% of the recorded N_max of a module and framework lie between these shares of the principle's."""
+    """The range that holds 95% of the recorded N_max of a module and framework, as shares of the principle's N_max."""
 
     module: Literal["dense", "moe"]
     framework: str
@@ -257,13 +287,13 @@ def _datasheet_errors() -> tuple[_DatasheetError, ...]:
 
 
 def datasheet_spread(module: str, framework: str) -> tuple[float, float] | None:
-    """The recorded over the predicted N_max of the principle on datasheet figures: 95% lie between these two.
+    """Recorded N_max over the N_max that the principle predicts from datasheet figures: the range that holds 95%.
 
-    Of a framework that nothing is recorded of, the widest of the module's; None for a module without recordings.
+    A framework without recordings gets the widest range of the module. None for a module without recordings.
     """
     known = [e for e in _datasheet_errors() if e.module == module]
-    mine = [e for e in known if e.framework == framework] or known
-    return (min(e.low for e in mine), max(e.high for e in mine)) if mine else None
+    errors = [e for e in known if e.framework == framework] or known
+    return (min(e.low for e in errors), max(e.high for e in errors)) if errors else None
 
 
 @lru_cache(maxsize=1)
@@ -303,9 +333,9 @@ def model(name: str) -> Model:
 
 
 def unknown(what: str, value: str, known: Iterable[str], how_to_add: str) -> str:
-    """The one wording of every unknown name: the value, what comes near it, what there is, how to add one."""
+    """The message for every unknown name: the value, near matches, the known names, and how to add one."""
     names = sorted(set(known), key=str.lower)
-    # A short value is near a long name's family: llada-2.1-mini for lada.
+    # A short value can be near the family of a long name: lada for llada-2.1-mini.
     families: dict[str, list[str]] = {}
     for n in names:
         families.setdefault(n.lower(), []).append(n)
@@ -320,15 +350,15 @@ def unknown(what: str, value: str, known: Iterable[str], how_to_add: str) -> str
 
 
 LARGEST = 10**9
-"""No dimension of a model is larger: what is, is a broken file, and its arithmetic would leave the floats."""
+"""No dimension of a model is larger. A larger one means a broken file, and arithmetic with it would exceed the floats."""
 UNGATED = ("relu2",)
 """Activations whose experts have no gate: Nemotron's squared ReLU (`mlp_hidden_act`)."""
 ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-"""Names of one activation in config.json files, and in the frameworks' choices of kernels."""
+"""Name of an activation in a config.json -> its name in the frameworks' choices of kernels."""
 
 
 def _activation(config: dict[str, object], path: Path) -> dict[str, object]:
-    """Activation, gating and bias of the experts, by the fields that the model families use. Raises FileError."""
+    """Activation, gating and bias of the experts, from the fields that the model families use. Raises FileError."""
     for name in ("mlp_hidden_act", "hidden_act", "hidden_activation"):
         value = config.get(name)
         if value is None:
@@ -340,14 +370,14 @@ def _activation(config: dict[str, object], path: Path) -> dict[str, object]:
     else:
         activation = "silu"
     if config.get("model_type") == "gpt_oss":
-        # Its swiglu with a clamp and a bias is a kernel of its own, which `hidden_act` does not tell.
+        # Its swiglu with a clamp and a bias is a separate kernel. `hidden_act` does not tell it apart.
         return {"activation": "swigluoai", "bias": True}
     bias = config.get("mlp_bias") is True
     return {"activation": activation, "matrices": 2 if activation in UNGATED else 3, "bias": bias}
 
 
 def model_from_config(path: Path) -> Model:
-    """Dimensions from a Hugging Face config.json, by the names that the model families use.
+    """A model from a Hugging Face config.json, by the field names that the model families use.
 
     Raises FileError naming the file and the field.
     """
@@ -357,7 +387,9 @@ def model_from_config(path: Path) -> Model:
         raise FileError(f"{path}: can't be read: {error}") from error
     except json.JSONDecodeError as error:
         raise FileError(f"{path}:{error.lineno}: broken JSON: {error.msg}") from error
-    except ValueError as error:  # A number of thousands of digits, lists in lists without end, a name twice.
+    except (
+        ValueError
+    ) as error:  # A number of thousands of digits, lists nested too deeply, or a name that occurs twice.
         raise FileError(f"{path}: broken JSON: {error}") from error
     if not isinstance(config, dict):
         raise FileError(f"{path}:1: a config.json holds an object, this one a {type(config).__name__}")
@@ -406,7 +438,7 @@ def model_from_config(path: Path) -> Model:
         "head_dim": first("head_dim") or hidden // heads,
     }
     if latent := first("kv_lora_rank"):
-        # MLA's decode form: every head asks one latent key, with a rotary part beside it.
+        # MLA in its decode form: all heads share one latent key, which has a rotary part beside it.
         attention = {
             "heads": heads,
             "kv_heads": 1,

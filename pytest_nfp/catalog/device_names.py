@@ -1,4 +1,4 @@
-"""What the name of a device tells of it, for GPUs that the catalog does not describe: compute capability, or another maker's architecture."""
+"""Facts from the name of a GPU that the catalog lacks: its compute capability (NVIDIA) or architecture (AMD)."""
 
 from __future__ import annotations
 
@@ -26,40 +26,43 @@ class _Names(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class NamedDevice:
-    """What a name tells. shared_memory_optin: bytes of a block. architecture: AMD's, such as gfx942; "" for NVIDIA's."""
+    """Facts from the name of a device."""
 
     compute_capability: tuple[int, int] | None = None
+    """(major, minor) of an NVIDIA GPU."""
     shared_memory_optin: int | None = None
+    """Shared memory that a block can opt in to, bytes."""
     architecture: str = ""
+    """Architecture of an AMD GPU, such as gfx942; "" for NVIDIA's."""
 
 
 @lru_cache(maxsize=1)
 def _entries() -> list[tuple[list[str], NamedDevice]]:
-    """(words of an entry, device), the longest entry first."""
+    """(words of an entry, its device), the longest entry first."""
     names = read_yaml(NAMES, _Names)
-    found = []
+    devices = []
     for text, entries in names.nvidia.items():
         major, _, minor = text.partition(".")
         kib = names.shared_memory_optin_kib.get(text)
         device = NamedDevice((int(major), int(minor)), kib and kib * 1024)
-        found += [(_words(entry), device) for entry in entries]
+        devices += [(_words(entry), device) for entry in entries]
     for architecture, entries in names.amd.items():
-        found += [(_words(entry), NamedDevice(architecture=architecture)) for entry in entries]
-    return sorted(found, key=lambda entry: -len(" ".join(entry[0])))
+        devices += [(_words(entry), NamedDevice(architecture=architecture)) for entry in entries]
+    return sorted(devices, key=lambda entry: -len(" ".join(entry[0])))
 
 
 def _words(name: str) -> list[str]:
-    """ "NVIDIA A100-SXM4-80GB" as [a100, sxm4, 80gb]: without the maker, and without the brands that drivers left out later."""
+    """ "NVIDIA A100-SXM4-80GB" as [a100, sxm4, 80gb]. The maker is left out, and so are brands that later drivers left out."""
     words = re.split(r"[\s_-]+", name.strip().lower())
     return [w for w in words if w not in ("nvidia", "amd", "tesla", "grid", "(tm)", "")]
 
 
 def device_by_name(name: str) -> NamedDevice | None:
-    """What a name as the driver reports it tells; None for one that no entry begins."""
+    """The device of a name as the driver reports it; None where the name begins with no entry."""
     words = _words(name)
     for entry, device in _entries():
         last = len(entry) - 1
-        # A family of GeForces is an entry: "GeForce RTX 40" begins "GeForce RTX 4090".
+        # An entry can be a family of GeForce GPUs: "GeForce RTX 40" begins "GeForce RTX 4090".
         is_family = entry[0] == "geforce" and len(words) > last and words[last].startswith(entry[last])
         if words[: len(entry)] == entry or (is_family and words[:last] == entry[:last]):
             return device

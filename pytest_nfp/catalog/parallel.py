@@ -1,4 +1,4 @@
-"""What one rank holds of a model under tensor or expert parallelism: the shapes that its kernels see."""
+"""The part of a model on one rank under tensor or expert parallelism, which gives the shapes that its kernels see."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_nfp.catalog import Model, UnknownName
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """tp8: every matrix is cut over 8 ranks. ep8: as tp8, but experts stay whole and each rank holds an eighth of them."""
+    """tp8: every matrix is cut over 8 ranks. ep8: as tp8, but experts stay whole, and each rank holds an eighth of them."""
 
     kind: Literal["tp", "ep"] = "tp"
     ranks: int = 1
@@ -27,17 +27,17 @@ class Parallel:
 
 
 def parse_parallel(text: str) -> Parallel:
-    """`tp8` or `ep8`. Raises UnknownName."""
-    found = re.fullmatch(r"(tp|ep)([1-9]\d*)", text.strip().lower())
-    if found is None:
+    """The parallelism of a text such as `tp8` or `ep8`. Raises UnknownName."""
+    match = re.fullmatch(r"(tp|ep)([1-9]\d*)", text.strip().lower())
+    if match is None:
         raise UnknownName(f"{text!r} is no parallelism: write tp8 (tensor parallel) or ep8 (expert parallel)")
-    return Parallel("tp" if found[1] == "tp" else "ep", int(found[2]))
+    return Parallel("tp" if match[1] == "tp" else "ep", int(match[2]))
 
 
 def on_rank(model: Model, parallel: Parallel) -> Model:
     """The model as one rank holds it, named model@tp8. Raises UnknownName where it can't be cut evenly.
 
-    KV heads are copied, not cut, where there are fewer than ranks, as the frameworks do.
+    Where there are fewer KV heads than ranks, they are copied and not cut, as the frameworks do.
     """
     if parallel.ranks == 1:
         return model

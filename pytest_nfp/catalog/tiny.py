@@ -1,4 +1,4 @@
-"""A model small enough for a CPU that keeps the ratios which decide granularity."""
+"""A model that is small enough for a CPU and keeps the ratios that decide granularity."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pytest_nfp.catalog import Attention, Dense, Model, Moe
 
 HIDDEN = {"dense": 1024, "moe": 256}
 LAYERS = {"dense": 4, "moe": 6}
-"""So many that what one forward reads, k experts a layer at the least, is more than two common last-level caches."""
+"""Enough layers that one forward, with at least k experts a layer, reads more than two common last-level caches hold."""
 CPU_BYTES = 4
-"""Of a weight in FP32, in which a CPU's cases are."""
+"""Bytes of a weight. Cases on a CPU are in FP32."""
 VOCABULARY = 1024
 LONGEST = 4096
 SUFFIX = "~tiny"
@@ -19,10 +19,11 @@ SUFFIX = "~tiny"
 def tiny(model: Model, cold_bytes: int = 0) -> Model:
     """The model with fewer and narrower layers, named model~tiny.
 
-    Kept: head dimension, query heads per KV head, experts, k, expert width, the dense width over the hidden size. One KV
-    head, no shared experts, no dense layers before the experts. cold_bytes: what a forward must read at the least, in FP32
-    and with k experts a layer, for its weights to have left the cache when they are read again: layers are added until it
-    does. Raises ValueError for a model without attention or FFN.
+    Kept: head dimension, query heads per KV head, experts, k, expert width, the dense width over the hidden size.
+    Changed: one KV head, no shared experts, no dense layers before the experts.
+    cold_bytes: the bytes that a forward must read at the least, in FP32 and with k experts a layer, so that its weights have
+    left the cache when they are read again. Layers are added until it does.
+    Raises ValueError for a model without attention or FFN.
     """
     if model.attention is None or (model.dense is None and model.moe is None):
         raise ValueError(f"{model.name} is a module shape, not a model")
@@ -47,7 +48,7 @@ def tiny(model: Model, cold_bytes: int = 0) -> Model:
             "batch": (1,),
             "sweep_top_k": (),
             "config": None,
-            # The shortest and, of those that a CPU can hold, the longest.
+            # The shortest context, and the longest that a CPU can hold.
             "context": tuple(
                 sorted({min(model.context, default=512), max((c for c in model.context if c <= LONGEST), default=512)})
             ),
@@ -55,11 +56,15 @@ def tiny(model: Model, cold_bytes: int = 0) -> Model:
     )
     layers = small.layers
     assert layers is not None
-    one, two = (_read(small.model_copy(update={"layers": n})) for n in (1, 2))
+    one_layer, two_layers = (_read(small.model_copy(update={"layers": n})) for n in (1, 2))
     missing = cold_bytes - _read(small)
-    return small if missing <= 0 else small.model_copy(update={"layers": layers + math.ceil(missing / (two - one))})
+    return (
+        small
+        if missing <= 0
+        else small.model_copy(update={"layers": layers + math.ceil(missing / (two_layers - one_layer))})
+    )
 
 
 def _read(model: Model) -> float:
-    """Bytes of the weights that a forward reads at the least."""
+    """Bytes of the weights that a forward reads at the least: with k experts a layer."""
     return CPU_BYTES * model.weights(model.moe.top_k if model.moe is not None else None)

@@ -1,4 +1,4 @@
-"""The console script `nfp`: one module a command, each with `add` (its options) and `run`."""
+"""The console script `nfp`. Each command is a module with `add`, which declares its options, and `run`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_BAD_INPUT = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Exit code: 0 done, 1 what was asked about changed or fails, 2 bad input, 3 undecided."""
+    """Run a command. Exit code: 0 done, 1 something changed or failed, 2 bad input, 3 undecided."""
     parser = argparse.ArgumentParser(
         prog="nfp",
         description="Near-free parallelism: how many decode positions one forward can process nearly for free.",
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UnknownName, FileError, NoRecording, RuleUnknown, ValueError) as error:
         print(f"nfp {given.command}: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    except BrokenPipeError:  # `nfp ... | head` has seen enough.
+    except BrokenPipeError:  # The reader of a pipe stopped early, as in `nfp ... | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     finally:

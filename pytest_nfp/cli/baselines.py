@@ -1,4 +1,4 @@
-"""nfp baselines: what is stored, what of it nobody asks for any more, and what is stale."""
+"""nfp baselines: list, show, check and prune stored baselines."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ def run(given: argparse.Namespace) -> int:
             f"{given.baselines}: no such folder; give one by --baselines, or write it by --nfp-update=missing"
         )
     today = datetime.now(UTC).date()
-    found = [
+    stored_files = [
         s for s in prune.stored(given.baselines, today, given.keep, given.older_than) if given.gpu in (None, s.gpu)
     ]
     if given.verb == "show":
-        shown = [s for s in found if all(part in str(s.path) for part in given.name)]
-        if not shown:
+        matching = [s for s in stored_files if all(part in str(s.path) for part in given.name)]
+        if not matching:
             raise FileError(f"no file of {given.baselines} has {' and '.join(given.name)} in its path")
-        for s in shown:
+        for s in matching:
             _show(s)
         return 0
-    for s in found:
+    for s in stored_files:
         if given.verb == "list" or not s.is_fine:
             print(shown_line(_line(s)))
         if given.verb == "prune" and not s.is_fine and not s.error:
@@ -74,8 +74,8 @@ def run(given: argparse.Namespace) -> int:
             what = f"{len(s.unused)} cases" if s.unused and not s.stale else "the file"
             if given.dry_run or prune.prune(s):
                 print(f"  {what} {removed}")
-    wrong = sum(not s.is_fine for s in found)
-    print(f"{len(found)} files, {wrong} with something to look at")
+    wrong = sum(not s.is_fine for s in stored_files)
+    print(f"{len(stored_files)} files, {wrong} with something to look at")
     return 1 if given.verb == "check" and wrong else 0
 
 
@@ -84,13 +84,13 @@ def _line(s: Stored) -> str:
         return f"{s.path}: {s.error}"
     kinds = [c.measured.kind for c in s.file.cases.values() if c.measured is not None]
     counts = ", ".join(f"{kinds.count(k)} {k}" for k in ("measured", "recorded") if k in kinds) or "predicted"
-    said = [
+    remarks = [
         s.error,
         s.unknown and f"not the catalog's: {s.unknown}",
         s.stale,
         f"unused: {', '.join(s.unused)}" if s.unused else "",
     ]
-    return f"{s.path}: {len(s.file.cases)} cases, {counts}" + "".join(f"; {text}" for text in said if text)
+    return f"{s.path}: {len(s.file.cases)} cases, {counts}" + "".join(f"; {text}" for text in remarks if text)
 
 
 def _show(s: Stored) -> None:

@@ -1,4 +1,4 @@
-"""nfp calibrate: fit the tile roofline to recorded curves, or to a short run on this machine's CPU or GPU."""
+"""nfp calibrate: fit the tile roofline to recorded curves, or to curves from a short run on this machine's CPU or GPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Fit and write. Raises UnknownName, NoRecording, FileError."""
+    """Fit and write calibrations. Raises UnknownName, NoRecording, FileError."""
     if given.source == "device":
         return _device(given)
     from pytest_nfp.predict.calibration_files import text_of
@@ -71,9 +71,9 @@ def run(given: argparse.Namespace) -> int:
     kept = _kept(output)
     written = 0
     with ProcessPoolExecutor() as pool:
-        for found in pool.map(_fit, jobs):
-            for said, calibrated in found:
-                print(said, file=sys.stdout if calibrated else sys.stderr, flush=True)
+        for kernel_fits in pool.map(_fit, jobs):
+            for line, calibrated in kernel_fits:
+                print(line, file=sys.stdout if calibrated else sys.stderr, flush=True)
                 if calibrated is not None:
                     fitted, residuals = calibrated
                     kept[fitted.key] = fitted
@@ -87,28 +87,28 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _fit(job: tuple[str, str, Module, str]) -> list[tuple[str, tuple[Fitted, str] | None]]:
-    """What is said of each kernel of one table set, with its calibration and residuals where there is one."""
+    """(message, (calibration, residuals)) for each kernel of one GPU, framework, module and dtype; None where nothing was fitted."""
     from pytest_nfp.calibration import fit, kernel_work
     from pytest_nfp.recordings import library, tables
 
     gpu, framework, module, dtype = job
     curves = library.read_all([gpu], module, dtype).curves
-    mine = [c for c in curves if c.framework == framework and c.distribution in ("", "balanced")]
-    found: list[tuple[str, tuple[Fitted, str] | None]] = []
-    for family in sorted({c.family for c in mine}):
+    framework_curves = [c for c in curves if c.framework == framework and c.distribution in ("", "balanced")]
+    kernel_fits: list[tuple[str, tuple[Fitted, str] | None]] = []
+    for family in sorted({c.family for c in framework_curves}):
         name = f"{gpu} {framework} {family} {dtype}"
         try:
-            joined, _ = kernel_work.join([c for c in mine if c.family == family])
-            one, residuals = fit.calibrate(joined, tables.digest([j.curve for j in joined]))
+            joined, _ = kernel_work.join([c for c in framework_curves if c.family == family])
+            fitted, residuals = fit.calibrate(joined, tables.digest([j.curve for j in joined]))
         except fit.NoFit as reason:
-            found.append((f"  {name}: no calibration: {reason}", None))
+            kernel_fits.append((f"  {name}: no calibration: {reason}", None))
             continue
-        found.append((said_of(one), (one, residuals)))
-    return found
+        kernel_fits.append((said_of(fitted), (fitted, residuals)))
+    return kernel_fits
 
 
 def _device(given: argparse.Namespace) -> int:
-    """This machine's CPU (from the cache, or made now) or its GPU. Raises UnknownName where the device is not here."""
+    """Calibrate this machine's CPU or GPU. Raises UnknownName where the device is not here."""
     from pytest_nfp.devices import detect, find_device
     from pytest_nfp.devices.lock import device_lock
 
@@ -127,7 +127,7 @@ def _device(given: argparse.Namespace) -> int:
 
 
 def _cpu(device: Device) -> int:
-    """Every kernel of torch here, from the cache or measured now. Raises NoRecording where none could be calibrated."""
+    """Calibrate every kernel of torch, from the cache or by a measurement. Raises NoRecording where none could be calibrated."""
     from pytest_nfp.calibration import own_cpu
     from pytest_nfp.calibration.fit import NoFit
     from pytest_nfp.granularity.artifacts import cache_folder
@@ -147,7 +147,7 @@ def _cpu(device: Device) -> int:
 
 
 def _gpu(device: Device, given: argparse.Namespace) -> int:
-    """Measure, fit and write what can be run here. Raises NoRecording where nothing could be fitted."""
+    """Measure, fit and write the kernels that run here. Raises NoRecording where nothing could be fitted."""
     from pytest_nfp.calibration import device_curves as run
     from pytest_nfp.calibration import fit, kernel_work
     from pytest_nfp.predict import calibration_files
@@ -164,20 +164,20 @@ def _gpu(device: Device, given: argparse.Namespace) -> int:
     kept = _kept(output)
     written = 0
     for framework, family in sorted({(c.framework, c.family) for c in curves}):
-        mine = [c for c in curves if (c.framework, c.family) == (framework, family)]
-        joined, left_out = kernel_work.join(mine)
+        family_curves = [c for c in curves if (c.framework, c.family) == (framework, family)]
+        joined, left_out = kernel_work.join(family_curves)
         for why, count in left_out.items():
             _say(f"left out: {count} curves of {framework}: {why}")
         try:
-            one, residuals = fit.calibrate(
-                joined, run.digest(mine), "measured", fit.peaks_of(device.gpu, "bf16", device.processors)
+            fitted, residuals = fit.calibrate(
+                joined, run.digest(family_curves), "measured", fit.peaks_of(device.gpu, "bf16", device.processors)
             )
         except fit.NoFit as reason:
             _say(f"{device.gpu} {framework} {family} bf16: no calibration: {reason}")
             continue
-        print(said_of(one))
-        kept[one.key] = one
-        write_atomically(one.residuals_path(output), residuals)
+        print(said_of(fitted))
+        kept[fitted.key] = fitted
+        write_atomically(fitted.residuals_path(output), residuals)
         written += 1
     if not written:
         raise NoRecording("nothing could be fitted, so nothing was written; what was left out, and why, is said above")
@@ -194,7 +194,7 @@ def _say(text: str) -> None:
 
 
 def _kept(output: Path) -> dict[tuple[str, str, str, str], Fitted]:
-    """What the file holds already. Raises FileError."""
+    """The calibrations that the file already holds, by key. Raises FileError."""
     from pytest_nfp.predict.calibration_files import CalibrationsFile
 
     return {f.key: f for f in read_yaml(output, CalibrationsFile).calibrations} if output.exists() else {}

@@ -1,4 +1,4 @@
-"""nfp canary: what the newest release of each framework can no longer be asked."""
+"""nfp canary: which rules of each framework's newest release can't be evaluated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_nfp.compare.upgrades import rule_module
 from pytest_nfp.granularity import UNKNOWN, artifacts
 
 ASKED = {"moe": ("bf16", "fp8", "fp8-block"), "attention": ("bf16",)}
-"""Module -> the dtypes whose rules differ: fp16 goes the way of bf16."""
+"""Module -> the dtypes whose rules differ. fp16 has the rule of bf16."""
 EXIT_UNKNOWN = 1
 
 
@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Ask and print. Raises UnknownName for an unknown GPU, RuleUnknown where the index can't be read."""
+    """Evaluate the rules and print what is unknown. Raises UnknownName for an unknown GPU, RuleUnknown where the index can't be read."""
     artifacts.read_index_until(given.until)
     gpus = options.gpus(given.gpu)
     count = 0
@@ -62,7 +62,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def newest(framework: str) -> str:
-    """The newest release that is no pre-release. Raises RuleUnknown where the index can't be read."""
+    """The newest release that is no pre-release. Raises UnknownName where there is none, RuleUnknown where the index can't be read."""
     releases = [r for r in artifacts.known_releases(framework) if not Version(r).is_prerelease]
     if not releases:
         raise UnknownName(f"the package index has no final release of {framework}")
@@ -70,12 +70,12 @@ def newest(framework: str) -> str:
 
 
 def unknown(cases: Sequence[Case]) -> dict[str, int]:
-    """Why a map, or which kernel runs before it, is unknown -> of how many cases."""
-    found: dict[str, int] = {}
+    """Reason why a map or its kernel is unknown -> number of cases."""
+    counts: dict[str, int] = {}
     for side in upgrades.answer(cases):
         reason = side.unknown
         if side.granularity is not None and side.granularity.kernel == UNKNOWN:
             reason = f"the kernel is unknown: {side.granularity.kernel_reason}"
         if reason:
-            found[reason] = found.get(reason, 0) + 1
-    return found
+            counts[reason] = counts.get(reason, 0) + 1
+    return counts

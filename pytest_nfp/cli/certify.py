@@ -1,4 +1,4 @@
-"""nfp certify: an attestation over a record. nfp verify: whether one holds, offline."""
+"""nfp certify: attest a record. nfp verify: check such a certificate, offline."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""nfp check, cost-table, table: what a deployment asks. Is a method near-free here, what does T(N, b) cost, where is the bound?
+"""nfp check, cost-table, table: the questions of a deployment. Is a method near-free here, what is T(N, b), where is the bound?
 
-Everything is predicted: the sum of a model's modules, each by its own kernel (compose.py), or the closed form.
+Every answer is a prediction: the sum of a model's modules, each by its own kernel (compose.py), or the closed form.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pytest_nfp.verdict import term_in_words
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 GROWTH = 0.005
-"""Experts are saturated where one more position reads fewer than this share more of them."""
+"""Experts are saturated where one more position raises the number of experts read by at most this share."""
 POSITIONS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -103,21 +103,21 @@ def _composed(
 
 
 def _kind(composed: whole_models.Composed) -> str:
-    """What the numbers are: none of them is a measurement of the model."""
+    """What the numbers come from. None of them is a measurement of the model."""
     is_recorded = any(basis.startswith("recorded") for basis in composed.basis.values())
     return "composed of recorded and predicted modules" if is_recorded else "predicted"
 
 
 def check(given: argparse.Namespace) -> int:
-    """Print the answer. Raises UnknownName, RuleUnknown."""
-    n, said = given.positions, ""
+    """Print whether the positions are near-free. Raises UnknownName, RuleUnknown."""
+    n, method_text = given.positions, ""
     if given.method:
         method = catalog.method(given.method)
         if method.positions is None:
             raise UnknownName(
                 f"{method.name}: its source states no positions ({method.stated}): give --positions, not accepted tokens"
             )
-        n, said = method.positions, f" ({method.name}: {method.stated}; {method.source})"
+        n, method_text = method.positions, f" ({method.name}: {method.stated}; {method.source})"
     if given.accepted is not None and not 0 < given.accepted <= n:
         raise UnknownName(
             f"--accepted {given.accepted:g}: a step of {n} positions commits more than 0 and at most {n} tokens"
@@ -131,7 +131,7 @@ def check(given: argparse.Namespace) -> int:
     t1, t0, t = (composed.latency_us(m) for m in (1, composed.base, n))
     outcome = "near-free" if n <= low else "not near-free" if high is not None and n > high else "undecided"
     if n < composed.base:
-        # Below N0 experts are still being added: what such a forward is held to is one position.
+        # Below N0 each position still adds experts, so the forward is compared with that of one position.
         limit, (few, many) = 1 + tolerance, composed.spread
         outcome = "near-free" if t / t1 / few <= limit else "not near-free" if t / t1 / many > limit else "undecided"
     answer: dict[str, Any] = {
@@ -154,33 +154,33 @@ def check(given: argparse.Namespace) -> int:
     }
     answer |= _coverage(given, n)
     if given.accepted is not None:
-        # Capacity that is used: tokens that count, of the positions that would have been near-free.
+        # The used share of the capacity: accepted tokens over near-free positions.
         answer["utilisation"] = round(given.accepted / roofline.n_max, 3)
         answer["speedup"] = round(given.accepted * t1 / t, 3)
     if given.json:
         print(json.dumps(with_walls(answer), indent=1))
     else:
-        _print_check(given, answer, said, workload.notes(model, on, composed))
+        _print_check(given, answer, method_text, workload.notes(model, on, composed))
     return {"near-free": 0, "not near-free": 1, "undecided": 3}[outcome]
 
 
 def _coverage(given: argparse.Namespace, positions: int) -> dict[str, Any]:
-    """How many experts a forward reads, and whether more positions would read more."""
+    """How many experts a forward reads, and whether one more position would read more. Empty for a model without experts."""
     model = catalog.model(given.model)
     if model.moe is None:
         return {}
     experts, top_k = model.moe.experts, given.top_k or model.moe.top_k
     rule = routing(workload.value(given, "routing"))
-    now = active_experts(rule, positions * given.batch, experts, top_k)
+    active = active_experts(rule, positions * given.batch, experts, top_k)
     if isinstance(rule, Replay) and (positions + 1) * given.batch > len(rule.tokens):
-        return {"active_experts": round(now, 1), "coverage": "not known past the trace"}
-    more = active_experts(rule, (positions + 1) * given.batch, experts, top_k)
-    coverage = "growing" if more > now * (1 + GROWTH) else "saturated"
-    return {"active_experts": round(now, 1), "coverage": coverage}
+        return {"active_experts": round(active, 1), "coverage": "not known past the trace"}
+    active_after = active_experts(rule, (positions + 1) * given.batch, experts, top_k)
+    coverage = "growing" if active_after > active * (1 + GROWTH) else "saturated"
+    return {"active_experts": round(active, 1), "coverage": coverage}
 
 
 def _principle(predicted: Predicted) -> dict[str, Any] | None:
-    """The principle's term as every command gives it; None under drawn or replayed routing."""
+    """The principle's term, in the form that every command prints; None under drawn or replayed routing."""
     return predicted.as_dict().get("principle")
 
 
@@ -301,7 +301,7 @@ def _cell(value: object) -> str:
 
 
 def _grid(given: argparse.Namespace) -> int:
-    """N_max over batch and context, with the limiting part."""
+    """Print N_max over batch and context, with the limiting part."""
     if given.gpu is None:
         raise UnknownName(f"a grid of {given.model} needs --gpu")
     contexts = given.context or list(catalog.model(given.model).context) or [workload.CONTEXT]
@@ -316,7 +316,7 @@ def _grid(given: argparse.Namespace) -> int:
             predicted = composed.predict(workload.value(given, "tolerance"))
             roofline = predicted.tile_roofline
             assert roofline is not None
-            # Of every cell the same: the parts, whose attention, and what is missing.
+            # The notes are the same for every cell: the parts, whose attention, and what is missing.
             notes = notes or workload.notes(model, on, composed)
             cells.append(
                 {

@@ -66,18 +66,18 @@ def run(given: argparse.Namespace) -> int:
     """Print the map. Raises UnknownName, RuleUnknown."""
     query = _query(given)
     require_path(query)
-    found = read_or_shipped(query, given.artifacts, given.source)
+    granularity = read_or_shipped(query, given.artifacts, given.source)
     if given.json:
-        print(json.dumps(options.with_walls(as_json(found)), indent=1))
+        print(json.dumps(options.with_walls(as_json(granularity)), indent=1))
     else:
-        print("\n".join(in_words(found)))
+        print("\n".join(in_words(granularity)))
     return 0
 
 
 def _query(given: argparse.Namespace) -> Query:
     framework, _, release = given.backend.partition("==")
     if framework.lower() in ("flash-attn-3", "flash-attention-3") and not release:
-        # No index has it: the recorded table, or a source tree.
+        # No index has this framework: its rule is recorded, or read from a source tree.
         given.backend = "flash-attn-3==0"
     backend = options.existing(options.release(given.backend), given.artifacts)
     rule_module(backend.framework)
@@ -100,7 +100,7 @@ def _device(given: argparse.Namespace) -> DeviceFacts:
     for gpu in catalog.gpus():
         if given.device_name in gpu.driver_names:
             return replace(device_facts(gpu), name=given.device_name)
-    # A name that the catalog lacks finds its tuned files all the same; what it tells of the device is the vendor's.
+    # The catalog lacks this name, but a tuned file may be named by it. The vendor's naming gives what is known of the device.
     named = device_by_name(given.device_name)
     if named is None:
         return DeviceFacts(given.device_name)
@@ -149,7 +149,7 @@ def _complete(values: dict[str, int | None], names: str) -> None:
 
 
 def as_json(g: Granularity) -> dict[str, Any]:
-    """The command's JSON: ranges sorted, gap-free and merged."""
+    """The map as JSON. Its ranges are sorted, without gaps, and merged."""
     return {
         "framework": g.framework,
         "release": g.release,
@@ -168,14 +168,14 @@ def as_json(g: Granularity) -> dict[str, Any]:
 
 
 def counts_in_words(g: Granularity) -> str:
-    """What first and last count."""
+    """The unit of `first` and `last`."""
     if g.module == "moe":
         return "tokens"
     return "packed query rows" if g.packed else "query rows"
 
 
 def in_words(g: Granularity) -> list[str]:
-    """The map for people."""
+    """The map as lines of text."""
     lines = [
         f"{g.framework}=={g.release} {g.module} {g.dtype} on {g.device_name}",
         f"  kernel   {g.kernel}: {g.kernel_reason}",

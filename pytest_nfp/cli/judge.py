@@ -1,4 +1,4 @@
-"""nfp judge: N_max of a curve from anywhere. nfp compare: two records, case by case."""
+"""nfp judge: N_max of a curve from a file. nfp compare: two records, case by case."""
 
 from __future__ import annotations
 
@@ -80,20 +80,20 @@ def run_compare(given: argparse.Namespace) -> int:
     from pytest_nfp.records.shown import shown
     from pytest_nfp.verdict import worst
 
-    found, notes = compare_records(shown(records.read(given.old)), shown(records.read(given.new)))
-    outcome = worst([c.outcome for c in found]) if found else "UNDECIDED"
+    compared, notes = compare_records(shown(records.read(given.old)), shown(records.read(given.new)))
+    outcome = worst([c.outcome for c in compared]) if compared else "UNDECIDED"
     if given.json:
-        rows = [_as_json(c) for c in found]
+        rows = [_as_json(c) for c in compared]
         print(json.dumps({"outcome": outcome, "machine": notes, "cases": rows}, indent=1))
         return EXIT[outcome]
     for note in notes:
         print(f"machine  {note}")
-    for c in found:
+    for c in compared:
         before, after = (str(case.n_max) if case else "-" for case in (c.before, c.after))
         print(f"{c.outcome:<9}  {c.name}: N_max {before} to {after}")
         for reason in c.reasons:
             print(f"           {reason}")
-    if not found:
+    if not compared:
         print("neither record holds a curve, so nothing was compared")
     return EXIT[outcome]
 

@@ -1,4 +1,4 @@
-"""nfp predict --curve: the predicted T(N) of one layer, of a model or of a shape given by hand."""
+"""nfp predict --curve: the predicted T(N) of one layer. The layer is a model's, or has a shape given by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPTIONS = {
     "end": "with --curve: last N (default 1024)",
 }
 OF_EXPERTS = ("model", "experts", "expert-width", "hidden", "top-k", "routing", "parallel", "artifacts")
-"""Options that a GEMM has no use for."""
+"""Options that have no use for a GEMM."""
 END = 1024
 
 
@@ -48,6 +48,7 @@ class _Layer:
     """A layer whose curve can be predicted."""
 
     figures: Figures
+    """The calibrated figures, or those of the datasheet."""
     latency: Callable[[int], float]
     """N -> microseconds."""
     base: int
@@ -79,15 +80,15 @@ def run(given: argparse.Namespace) -> int:
     end = min(given.end or END, layer.last)
     positions = [*grid(layer.base, layer.edges, end), end]
     tolerance = workload.value(given, "tolerance")
-    found = predict_curve(layer.latency, positions, layer.base, tolerance, layer.figures)
+    curve = predict_curve(layer.latency, positions, layer.base, tolerance, layer.figures)
     basis = layer.figures.basis
     if basis == "datasheet":
         dtype = workload.value(given, "dtype")
         basis = f"datasheet peaks: no calibration of this kernel for {dtype} on {gpu.name}"
     if given.json:
-        print(json.dumps(_as_json(layer, found, layer.figures.kernel or given.kernel, basis), indent=1))
+        print(json.dumps(_as_json(layer, curve, layer.figures.kernel or given.kernel, basis), indent=1))
     else:
-        print("\n".join([f"{gpu.title}, N0={layer.base}: {_n_max(found)}", f"  {basis}", *_in_words(layer, found)]))
+        print("\n".join([f"{gpu.title}, N0={layer.base}: {_n_max(curve)}", f"  {basis}", *_in_words(layer, curve)]))
     return 0
 
 
@@ -102,12 +103,12 @@ def _gemm(given: argparse.Namespace, gpu: str, backend: Backend | None) -> _Laye
 
 
 def _experts(given: argparse.Namespace, gpu: str, backend: Backend | None) -> _Layer:
-    """A layer of experts under its release's map. Raises RuleUnknown where the map is unknown."""
+    """A layer of experts with the map of its release. Raises RuleUnknown where the map is unknown."""
     if backend is None:
         raise UnknownName("the tiles of experts are those of a framework: give --backend FRAMEWORK==RELEASE")
     case = _moe_case(given, gpu, backend)
     kernel = given.kernel or ("marlin" if case.dtype == "int4" else None)
-    # The tile rule is that of the Triton kernel; the others are calibrated without one.
+    # Only the Triton kernel has a tile rule; the other kernels are calibrated without one.
     granularity = granularity_of(case, given.artifacts) if kernel in (None, "triton") else None
     kernel = kernel or calibrations.kernel_of(case, granularity)
     figures = calibrations.figures(gpu, backend.framework, kernel, case.dtype)
@@ -123,7 +124,7 @@ def _experts(given: argparse.Namespace, gpu: str, backend: Backend | None) -> _L
 
 
 def _moe_case(given: argparse.Namespace, gpu: str, backend: Backend) -> Case:
-    """The layer as one rank holds it: of a model, or of a shape given by hand."""
+    """The layer as one rank holds it, of a model or of a shape given by hand."""
     by_hand = (given.experts, given.expert_width, given.hidden, given.top_k)
     if given.model:
         model = catalog.model(given.model)
@@ -167,7 +168,7 @@ def _n_max(found: PredictedCurve) -> str:
 
 
 def _in_words(layer: _Layer, found: PredictedCurve) -> list[str]:
-    """A line a position, then the warnings."""
+    """One line a position, then the warnings."""
     lines = [f"  {'N':>6}  {'T us':>10}  {'low':>10}  {'high':>10}  T/T(N0)"]
     first = next(t for n, t, *_ in found.latencies if n == layer.base)
     for n, t, low, high in found.latencies:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their texts become values."""
+"""Options that several commands share, and how their texts are parsed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_nfp.settings import Dtype
 
 DTYPES: tuple[str, ...] = get_args(Dtype)
 DTYPE = "bf16"
-"""What the weights are unless an option says otherwise."""
+"""The dtype of the weights unless an option gives another."""
 
 
 def positive(text: str) -> int:
@@ -30,7 +30,7 @@ def positive(text: str) -> int:
 
 
 def add_artifacts(parser: argparse.ArgumentParser) -> None:
-    """--artifacts and --trust-artifacts."""
+    """Declare --artifacts and --trust-artifacts."""
     parser.add_argument("--artifacts", type=Path, help="folder of wheels and source archives to read rules from")
     parser.add_argument(
         "--trust-artifacts",
@@ -41,12 +41,12 @@ def add_artifacts(parser: argparse.ArgumentParser) -> None:
 
 
 def with_walls(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer for --json with the walls around the rules behind it: "" where a wall stood, else why not."""
+    """An answer for --json with the confinement under which rules were evaluated, by wall: "" where it held, else why not."""
     return answer | {"walls": evaluator.walls()}
 
 
 def day(text: str) -> datetime:
-    """A date as the moment at which it ends, UTC."""
+    """The end of a day, UTC."""
     try:
         return datetime.combine(date.fromisoformat(text), time(), UTC) + timedelta(days=1)
     except ValueError:
@@ -54,7 +54,7 @@ def day(text: str) -> datetime:
 
 
 def add_until(parser: argparse.ArgumentParser) -> None:
-    """--until."""
+    """Declare --until."""
     parser.add_argument(
         "--until",
         type=day,
@@ -65,19 +65,19 @@ def add_until(parser: argparse.ArgumentParser) -> None:
 
 
 class _Renamed(argparse.Action):
-    """An option of before: an error that names the one in its place."""
+    """An option of an earlier release. It gives an error that names its replacement."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         parser.error(f"{self.option_strings[0]} is gone: {self.metavar}")
 
 
 def add_renamed(parser: argparse.ArgumentParser, option: str, instead: str) -> None:
-    """An option that is gone. instead: what to give in its place, as the error says it."""
+    """Declare an option that is gone. instead: what to give in its place, as the error message says it."""
     parser.add_argument(option, action=_Renamed, metavar=instead, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
-    """--gpu, --model, --dtype: all of the catalog by default."""
+    """Declare --gpu, --model and --dtype. The default is every GPU and model of the catalog."""
     parser.add_argument("--gpu", action="append", default=[], help="catalog name; repeatable (default: every GPU)")
     parser.add_argument(
         "--model", action="append", default=[], help="catalog name or config.json; repeatable (default: every model)"
@@ -86,18 +86,18 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def add_parallel(parser: argparse.ArgumentParser, help_text: str = "") -> None:
-    """--parallel."""
+    """Declare --parallel."""
     parser.add_argument("--parallel", default="tp1", help=help_text or "ranks: tp8 (tensor), ep8 (expert); default tp1")
 
 
 def add_dtype(parser: argparse.ArgumentParser, **more: Any) -> None:
-    """--dtype: of the weights, among all that a case can have; what can't be answered for one says so itself."""
+    """Declare --dtype, the dtype of the weights. A command that can't answer for a dtype reports that itself."""
     declared: dict[str, Any] = {"choices": DTYPES, "default": DTYPE, "help": f"weights (default {DTYPE})"} | more
     parser.add_argument("--dtype", **declared)
 
 
 def routing(text: str) -> Routing:
-    """--routing. Raises UnknownName, FileError."""
+    """The routing that --routing names. Raises UnknownName, FileError."""
     try:
         return parse_routing(text)
     except ValueError as error:
@@ -110,16 +110,16 @@ def gpus(names: list[str]) -> list[Gpu]:
 
 
 def models(names: list[str], parallel: Parallel) -> list[Model]:
-    """The models of --model, else all that can be cut so, as one rank holds them. Raises UnknownName."""
+    """The models of --model, else all that this parallelism can cut, as one rank holds them. Raises UnknownName."""
     if names:
         return [on_rank(catalog.model(n), parallel) for n in names]
-    found = []
+    rank_models = []
     for model in catalog.models():
         try:
-            found.append(on_rank(model, parallel))
+            rank_models.append(on_rank(model, parallel))
         except UnknownName:
             continue
-    return found
+    return rank_models
 
 
 def release(text: str, option: str = "") -> Backend:
@@ -136,8 +136,10 @@ def release(text: str, option: str = "") -> Backend:
 
 
 def existing(backend: Backend, archives: Path | None) -> Backend:
-    """The same backend with its release as the index writes it, if it exists as far as can be told. Raises UnknownName."""
+    """The backend with its release as the package index writes it. Raises UnknownName for a release known not to exist."""
     framework = frameworks.get(backend.framework)
-    if framework is None or framework.index != "none":  # Else its rule is recorded, or read from a source tree.
+    if (
+        framework is None or framework.index != "none"
+    ):  # Without an index the rule is recorded, or read from a source tree.
         return Backend(backend.framework, check_release(backend.framework, backend.release, archives))
     return backend

@@ -114,7 +114,7 @@ def _map_as_json(g: Granularity) -> dict[str, Any]:
 
 
 def _in_words(on: whole_models.Workload, predicted: Predicted, answer: dict[str, Any]) -> list[str]:
-    """The same answer for people."""
+    """The answer as lines of text."""
     terms, words = answer["terms"], predicted.as_dict()
     idle = "unbounded" if answer["n_idle"] is None else f"{answer['n_idle']:.1f}"
     title = f"{answer['model']} on {catalog.gpu(on.gpu).title}"

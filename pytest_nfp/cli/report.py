@@ -1,4 +1,4 @@
-"""nfp report: pages, Markdown and JUnit from records, from wherever they are."""
+"""nfp report: HTML, Markdown and JUnit from records of this or other machines."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _together(olds: list[Any]) -> Any:
-    """Earlier records as one, that cases of every GPU find their like in it; what is said of machines is said of each."""
+    """Earlier records merged into one, so that cases of every GPU find their counterpart. Machine facts carry the GPU's name."""
     if len(olds) == 1:
         return olds[0]
     gpus = list(dict.fromkeys(r.gpu for r in olds))
@@ -85,14 +85,14 @@ def _together(olds: list[Any]) -> Any:
 
 
 def _records(path: Path) -> list[Any]:
-    """The record of a file, or those of a journal, which are partial. Raises FileError."""
+    """The record of a file, or the records of a journal, which are partial. Raises FileError."""
     from pytest_nfp import records
     from pytest_nfp.files import FileError
     from pytest_nfp.records import journal
 
     if path.suffix != ".jsonl":
         return [records.read(path)]
-    found = journal.records_of(journal.read(path))
-    if not found:
+    partial_records = journal.records_of(journal.read(path))
+    if not partial_records:
         raise FileError(f"{path}: that run ended before its first case did; run it again")
-    return found
+    return partial_records

@@ -1,4 +1,4 @@
-"""nfp diff, nfp bisect, nfp history: what changed between releases, from which one on, and release by release."""
+"""nfp diff: what changed between two releases. nfp bisect: which releases changed it. nfp history: one case by release."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pytest_nfp.verdict import term_in_words
 EXIT_CHANGED = 1
 EXIT_UNDECIDED = 3
 PARAMETERS = 4
-"""Ranges of other tile parameters that are told in words; --json holds all."""
+"""How many ranges of changed tile parameters the text lists; --json holds all."""
 
 
 def add(commands: Any) -> None:
@@ -97,45 +97,51 @@ def run_diff(given: argparse.Namespace) -> int:
     first, separator, second = given.parallel.partition("..")
     ranks = parse_parallel(first), parse_parallel(second if separator else first)
     gpus = options.gpus(given.gpu)
-    both = []
+    sides = []
     for backend, parallel in zip((_rule(before), after), ranks, strict=True):
         cases = upgrades.default_cases(backend, gpus, options.models(given.model, parallel), given.dtype)
-        both.append({(c.gpu, c.subject.name.partition("@")[0]): c for c in cases})
-    # A model that only one of two parallelisms can cut has nothing to be compared with.
-    shared = [key for key in both[0] if key in both[1]]
+        sides.append({(c.gpu, c.subject.name.partition("@")[0]): c for c in cases})
+    # A model that only one of the two parallelisms can cut has no counterpart.
+    shared = [key for key in sides[0] if key in sides[1]]
     if not shared:
         raise UnknownName(f"none of the models has a {rule_module(before.framework)} module for {before.framework}")
-    found = upgrades.diff([both[0][k] for k in shared], [both[1][k] for k in shared], given.artifacts)
-    told = Told(
+    compared = upgrades.diff([sides[0][k] for k in shared], [sides[1][k] for k in shared], given.artifacts)
+    answer = Told(
         before,
         after,
-        found,
-        [c for c in found if c.is_changed],
-        [c for c in found if c.unknown],
-        [c for c in found if not c.is_changed and not c.unknown and c.parameters],
+        compared,
+        [c for c in compared if c.is_changed],
+        [c for c in compared if c.unknown],
+        [c for c in compared if not c.is_changed and not c.unknown and c.parameters],
     )
     if given.json:
-        print(json.dumps(options.with_walls(_diff_json(told)), indent=1))
+        print(json.dumps(options.with_walls(_diff_json(answer)), indent=1))
     elif given.markdown:
-        print("\n".join(_markdown(told)))
+        print("\n".join(_markdown(answer)))
     else:
-        print("\n".join(_text(told)))
-    if any(given.fail_on == "any" or c.moves_boundary for c in told.changes):
+        print("\n".join(_text(answer)))
+    if any(given.fail_on == "any" or c.moves_boundary for c in answer.changes):
         return EXIT_CHANGED
-    # What is unknown was not compared: that is no clean bill.
-    return EXIT_UNDECIDED if told.unknown else 0
+    # An unknown case was not compared, so the upgrade can't be called unchanged.
+    return EXIT_UNDECIDED if answer.unknown else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Two releases side by side: all cases, those that changed, those that can't be told, and those whose other parameters changed."""
+    """The answer of nfp diff: two releases side by side."""
 
     before: Backend
+    """The older release."""
     after: Backend
+    """The newer release."""
     found: list[Change]
+    """All cases."""
     changes: list[Change]
+    """The cases that changed."""
     unknown: list[Change]
+    """The cases for which it can't be told whether they changed."""
     warned: list[Change]
+    """The cases whose granularity stays while other tile parameters changed."""
 
     @property
     def headline(self) -> str:
@@ -145,7 +151,7 @@ class Told:
 
     @property
     def not_covered(self) -> str:
-        """What the framework's answer says nothing of; "" where it covers all."""
+        """What the framework's rule does not cover; "" where it covers all."""
         framework = frameworks.get(self.before.framework)
         return framework.not_covered if framework is not None else ""
 
@@ -182,7 +188,7 @@ def _text(told: Told) -> list[str]:
 
 
 def _parameters_in_words(c: Change) -> list[str]:
-    """What changed beside the tile, and what that can do."""
+    """Which tile parameters changed while the tile stayed, and what that can do to T(N)."""
     if not c.parameters:
         return []
     unit = "tokens" if c.case.module == "moe" else "query rows"
@@ -214,7 +220,7 @@ def _in_words(c: Change) -> list[str]:
         lines.append(f"kernel: {c.kernel[0]} to {c.kernel[1]}")
     if c.sources[0] != c.sources[1]:
         lines.append(f"source: {c.sources[0]} to {c.sources[1]}")
-    if not c.tiles:  # Where tiles change too, the other parameters are a detail that --json has.
+    if not c.tiles:  # Where tiles change too, the other parameters are a detail that only --json lists.
         lines += _parameters_in_words(c)
     for predictor in ("principle", "tile_roofline"):
         old, new = (term_in_words(term) if term else "unknown" for term in c.terms(predictor))
@@ -250,16 +256,16 @@ def _markdown(told: Told) -> list[str]:
         model = f"{c.case.subject.name}<br>one rank: {c.rank[0]} → {c.rank[1]}" if c.rank else c.case.subject.name
         tiles = "<br>".join(f"{a}..{b}: {old} → {new}" for a, b, old, new in c.tiles) or "same"
         source = c.sources[1] if c.sources[0] == c.sources[1] else f"{c.sources[0]} → {c.sources[1]}"
-        said = [[term_in_words(t) for t in c.terms(p) if t] for p in ("principle", "tile_roofline")]
-        n = [f"{a} → {b}" if a != b else b for a, b in said]
-        assert c.after.granularity is not None  # else it is unknown
+        n_max_texts = [[term_in_words(t) for t in c.terms(p) if t] for p in ("principle", "tile_roofline")]
+        n = [f"{a} → {b}" if a != b else b for a, b in n_max_texts]
+        assert c.after.granularity is not None  # a change without a map is unknown
         kernel = " → ".join(c.kernel) if c.kernel else c.after.granularity.kernel
         lines.append(f"| {model} | {', '.join(gpus)} | {tiles} | {kernel} | {source} | {n[0]} | {n[1]} |")
     return lines + notes
 
 
 def as_json(c: Change) -> dict[str, Any]:
-    """One change."""
+    """One change as JSON."""
     return {
         "gpu": c.case.gpu,
         "model": c.case.subject.name,
@@ -277,7 +283,7 @@ def as_json(c: Change) -> dict[str, Any]:
 
 
 def run_bisect(given: argparse.Namespace) -> int:
-    """Find the first release that changed. Raises UnknownName, RuleUnknown."""
+    """Print every release that changed the case. Raises UnknownName, RuleUnknown."""
     artifacts.read_index_until(given.until)
     first, separator, last = given.range.partition("..")
     backend = _rule(parse_backend(given.framework))
@@ -289,17 +295,17 @@ def run_bisect(given: argparse.Namespace) -> int:
     low, high = (Version(e.release) for e in ends)
     releases = [r for r in artifacts.known_releases(backend.framework) if low <= Version(r) <= high]
     case = _case(given, Backend(backend.framework, releases[0]))
-    found = upgrades.bisect(releases, case, given.artifacts, lambda r: print(f"  reading {r}", file=sys.stderr))
+    bisected = upgrades.bisect(releases, case, given.artifacts, lambda r: print(f"  reading {r}", file=sys.stderr))
     if given.json:
-        changes = [{"release": _after(c).release} | as_json(c) for c in found.changes]
-        unknown = [{"release": release, "reason": reason} for release, reason in found.unknown]
-        answer = {"changes": changes, "unknown": unknown, "read": found.read}
+        changes = [{"release": _after(c).release} | as_json(c) for c in bisected.changes]
+        unknown = [{"release": release, "reason": reason} for release, reason in bisected.unknown]
+        answer = {"changes": changes, "unknown": unknown, "read": bisected.read}
         print(json.dumps(options.with_walls(answer), indent=1))
     else:
-        print("\n".join(_bisected(found, ends)))
-    if found.changes:
+        print("\n".join(_bisected(bisected, ends)))
+    if bisected.changes:
         return EXIT_CHANGED
-    return EXIT_UNDECIDED if found.unknown else 0
+    return EXIT_UNDECIDED if bisected.unknown else 0
 
 
 def _after(c: Change) -> Backend:
@@ -322,7 +328,7 @@ def _bisected(found: upgrades.Bisected, ends: Sequence[Backend]) -> list[str]:
 
 
 def run_history(given: argparse.Namespace) -> int:
-    """A table of releases. Raises UnknownName, RuleUnknown."""
+    """Print a table of releases. Raises UnknownName, RuleUnknown."""
     artifacts.read_index_until(given.until)
     backend = _rule(parse_backend(given.framework))
     since = _version(given.since)
@@ -335,7 +341,7 @@ def run_history(given: argparse.Namespace) -> int:
         case = _case(given, Backend(backend.framework, release))
         side = upgrades.answer([case], given.artifacts)[0]
         g = side.granularity
-        # Unknown kernels are the same where the same code chooses them.
+        # Two unknown kernels count as the same where the same code chooses them.
         state = (
             (None, side.unknown)
             if g is None

@@ -1,6 +1,6 @@
-"""Where and how a model runs: the options that `predict`, `check`, `table` and `cost-table` share, and the workload that they describe.
+"""Where and how a model runs: options that `predict`, `check`, `table` and `cost-table` share, and the workload that they describe.
 
-An option that has no use for what was asked is an error, not silence.
+An option that has no use in a command is an error, and is never silently ignored.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DEFAULTS: dict[str, Any] = {
     "tolerance": Settings.tolerance,
     "parallel": "tp1",
 }
-"""What an option is that was not given. The parsers leave it None, so that one without use can be told from none."""
+"""Defaults of options. The parsers leave an option that was not given at None, so that `refuse` sees only given options."""
 
 
 def add(p: argparse.ArgumentParser, is_required: bool = True) -> None:
-    """The options of a model's workload but for batch and context."""
+    """Declare the options of a model's workload, except batch and context."""
     p.add_argument("--gpu", required=is_required, help="catalog name, such as h20")
     p.add_argument("--model", required=is_required, help="catalog name, or path of a Hugging Face config.json")
     p.add_argument(
@@ -64,12 +64,12 @@ def refuse(given: argparse.Namespace, names: Sequence[str], why: str) -> None:
 
 def value(given: argparse.Namespace, name: str) -> Any:
     """An option, or its default."""
-    found = getattr(given, name)
-    return DEFAULTS[name] if found is None else found
+    given_value = getattr(given, name)
+    return DEFAULTS[name] if given_value is None else given_value
 
 
 def read(given: argparse.Namespace, batch: int, context: int | None) -> tuple[Model, whole_models.Workload]:
-    """The model on one rank, and its workload. Raises UnknownName, FileError for what can't be used or has no use."""
+    """The model on one rank, and its workload. Raises UnknownName or FileError for an option that can't be used or has no use."""
     model = on_rank(catalog.model(given.model), parse_parallel(value(given, "parallel")))
     if model.moe is None:
         refuse(given, ["top-k", "routing"], f"for {model.name}, which has no experts")
@@ -93,7 +93,7 @@ def read(given: argparse.Namespace, batch: int, context: int | None) -> tuple[Mo
 
 
 def attention(given: argparse.Namespace, model: Model) -> Backend | None:
-    """--attention, else the framework's own package where it is installed; None: left out, as the output says."""
+    """The backend of --attention, else the framework's own package where it is installed. None: the answer leaves attention out."""
     if model.attention is None:
         return None
     if given.attention:
@@ -105,28 +105,28 @@ def attention(given: argparse.Namespace, model: Model) -> Backend | None:
 
 
 def notes(model: Model, workload: whole_models.Workload, composed: whole_models.Composed) -> list[str]:
-    """What an answer holds and leaves out, in words: the parts that are summed, whose attention, and what is missing."""
-    said = [
+    """What an answer includes and leaves out, as text: the summed parts, whose attention, and what is missing."""
+    sentences = [
         f"summed: {', '.join(composed.latencies)}"
         + (f"; attention of {workload.attention}" if workload.attention else "")
     ]
     if model.layers is None:
-        said.append(f"{model.name} is a module shape: the bound is the module's, not that of a model")
-    said += [
+        sentences.append(f"{model.name} is a module shape: the bound is the module's, not that of a model")
+    sentences += [
         f"{name} is in no part: the bound is that of the other modules, not of the model" for name in composed.missing
     ]
     if workload.attention is not None and (pinned := _pinned(workload)):
-        said.append(pinned)
-    return said
+        sentences.append(pinned)
+    return sentences
 
 
 def _pinned(workload: whole_models.Workload) -> str:
-    """That the backend's release brings another release of the attention package than the one asked for."""
+    """A note where the backend's release requires another release of the attention package than the one asked for; else empty."""
     asked, framework = workload.attention, frameworks.get(workload.backend.framework)
     if asked is None or framework is None or not framework.pins_attention or framework.attention != asked.framework:
         return ""
     try:
         own = artifacts.pinned_requirement(framework.name, workload.backend.release, asked.framework)
     except RuleUnknown:
-        return ""  # Not pinned, or no index to ask.
+        return ""  # The release pins none, or no index can be read.
     return "" if own == asked.release else f"{workload.backend} brings {asked.framework} {own}, not {asked.release}"

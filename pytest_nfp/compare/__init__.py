@@ -1,1 +1,1 @@
-"""Two of a kind beside each other: releases, records, and a case with what it was before; and one curve by itself."""
+"""Comparisons: two releases, two records, a case with its earlier state. Also the judgement of one curve by itself."""

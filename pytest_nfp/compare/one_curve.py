@@ -1,4 +1,4 @@
-"""Judge a curve by itself, or two records against each other: outcome and reasons, without a pytest run."""
+"""Judge one curve by itself, or two records against each other, without a pytest run. The result is an outcome and its reasons."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ EXIT: dict[Outcome, int] = {"PASS": 0, "UNSUPPORTED": 0, "SKIPPED": 0, "FAIL": 1
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a curve says. n_max and its readings are None where no N_max is claimed."""
+    """The judgement of one curve."""
 
     boundary: Boundary | None
+    """N_max, its interval and the first exit; None where no N_max is claimed."""
     plateaus: tuple[Plateau, ...]
+    """Ranges of N with their latency."""
     outcome: Outcome
+    """The worst outcome."""
     reasons: tuple[str, ...]
+    """One text a reason, such as a cliff or an N that noise leaves open."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The command's JSON."""
-        b = self.boundary
+        """The JSON of nfp judge."""
+        boundary = self.boundary
         return {
-            "n_max": b and b.n_max,
-            "n_max_interval": b and list(b.n_max_interval),
-            "n_first_exit": b and b.n_first_exit,
+            "n_max": boundary and boundary.n_max,
+            "n_max_interval": boundary and list(boundary.n_max_interval),
+            "n_first_exit": boundary and boundary.n_first_exit,
             "plateaus": [[p.first, p.last, round(p.latency_us, 3)] for p in self.plateaus],
             "outcome": self.outcome,
             "reasons": list(self.reasons),
@@ -41,10 +45,13 @@ class Judged:
 
 
 def judge_curve(table: Table, tolerance: float = TOLERANCE, expect: int | None = None) -> Judged:
-    """N_max of a curve from anywhere.
+    """N_max of a curve from any source.
 
-    PASS: known as far as the measured N allow. UNDECIDED: noise leaves it open. UNSUPPORTED: the kernel refuses to go
-    on. INVALID: no N_max is claimed. FAIL: below `expect`.
+    PASS: N_max is known as far as the measured N allow.
+    UNDECIDED: noise leaves N_max open, or its interval may lie below `expect`.
+    UNSUPPORTED: the kernel refuses larger N.
+    INVALID: no N_max is claimed.
+    FAIL: N_max is below `expect`.
     """
     curve = table.curve
     levels = tuple(plateaus(curve.points))
@@ -59,37 +66,39 @@ def judge_curve(table: Table, tolerance: float = TOLERANCE, expect: int | None =
     ]
     if invalid:
         return Judged(None, levels, "INVALID", tuple(invalid))
-    b = curve.boundary(tolerance)
-    assert b is not None  # read_curve refuses a file without T(N0)
-    low, high = b.n_max_interval
+    boundary = curve.boundary(tolerance)
+    assert boundary is not None  # read_curve refuses a file without T(N0)
+    low, high = boundary.n_max_interval
     reasons, outcomes = [], ["PASS"]
-    if b.undecided and any(low < n for n in b.undecided):
+    if boundary.undecided and any(low < n for n in boundary.undecided):
         outcomes.append("UNDECIDED")
-        reasons.append(f"noise leaves N = {', '.join(str(n) for n in b.undecided if n > low)} open")
+        reasons.append(f"noise leaves N = {', '.join(str(n) for n in boundary.undecided if n > low)} open")
     elif high is None:
         reasons.append(f"the curve ends within the tolerance: N_max is at least {low}")
     elif high > low:
         reasons.append(f"N_max is {low} to {high}: what lies between was not measured")
-    if b.has_hole:
-        reasons.append(f"the curve leaves the tolerance after {b.n_first_exit} and is back within it up to {b.n_max}")
-    if switch := kernel_switch(curve, b.n_max):
+    if boundary.has_hole:
+        reasons.append(
+            f"the curve leaves the tolerance after {boundary.n_first_exit} and is back within it up to {boundary.n_max}"
+        )
+    if switch := kernel_switch(curve, boundary.n_max):
         reasons.append(f"{switch} That is another kernel's latency, not bandwidth or padding of the first.")
     for n, following, growth in cliffs(curve.points):
         reasons.append(f"cliff at N={following}: {growth:.2f}x T({n})")
-    for n in b.refused:
+    for n in boundary.refused:
         reasons.append(f"N={n} unsupported: {curve.unsupported[n]}")
-    if b.refused and (high == low) and any(n == low + 1 for n in b.refused):
+    if boundary.refused and (high == low) and any(n == low + 1 for n in boundary.refused):
         outcomes.append("UNSUPPORTED")
         reasons.append(f"N_max is capped at {low} by what the kernel refuses, not by its latency")
     reasons += _host(table, tolerance) + _throughput(table)
     if expect is not None:
         if high is not None and high < expect:
             outcomes.append("FAIL")
-            reasons.append(f"N_max {interval_in_words(b)} is below the expected {expect}")
+            reasons.append(f"N_max {interval_in_words(boundary)} is below the expected {expect}")
         elif low < expect and "UNDECIDED" not in outcomes:
             outcomes.append("UNDECIDED")
-            reasons.append(f"N_max {interval_in_words(b)} may be below the expected {expect}")
-    return Judged(b, levels, _worst(outcomes), tuple(reasons))
+            reasons.append(f"N_max {interval_in_words(boundary)} may be below the expected {expect}")
+    return Judged(boundary, levels, _worst(outcomes), tuple(reasons))
 
 
 def _worst(outcomes: list[str]) -> Outcome:
@@ -97,7 +106,7 @@ def _worst(outcomes: list[str]) -> Outcome:
 
 
 def _host(table: Table, tolerance: float) -> list[str]:
-    """Device and host time apart: what a step costs is both."""
+    """N_max of a whole step, which is device time plus host time. Empty where the table gives no host time."""
     if not table.host_us:
         return []
     points = [
@@ -112,7 +121,7 @@ def _host(table: Table, tolerance: float) -> list[str]:
 
 
 def _throughput(table: Table) -> list[str]:
-    """What pays: tokens per second decide, not the latency of a forward."""
+    """Which N has the highest throughput, in tokens per second. Empty where the table gives no throughput."""
     rates = table.throughput
     base = table.curve.baseline_positions
     if base not in rates or len(rates) < 2:
@@ -130,26 +139,31 @@ class Compared:
     """One case of two records."""
 
     name: str
+    """GPU, framework, subject and workload."""
     outcome: Outcome
+    """PASS: N_max stays. FAIL: it moved. UNDECIDED: the curves don't tell."""
     reasons: tuple[str, ...]
+    """What changed, or why nothing can be told."""
     before: CaseRecord | None
+    """The case of the older record; None where it has no curve of it."""
     after: CaseRecord | None
+    """The case of the newer record; None where it has no curve of it."""
 
 
 def compare_records(before: Record, after: Record) -> tuple[list[Compared], list[str]]:
-    """Cases of two records side by side, and what differs between their machines.
+    """The cases of two records compared, and notes on how their machines and tolerances differ.
 
-    Cases match by GPU, framework, subject and workload: the release may differ, as it is what an upgrade changes.
-    Machines are compared by their identity alone; what jitters (clock, load) is recorded and not compared.
+    Cases match by GPU, framework, subject and workload. The release may differ, as an upgrade changes it.
+    Machines are compared by their identity alone. Figures that jitter (clock, load) are recorded and not compared.
     """
     old, new = ({key_of(c): c for c in r.cases if c.curve} for r in (before, after))
-    found = []
+    compared_cases = []
     for key in [*old, *(k for k in new if k not in old)]:
-        found.append(_compare(key, old.get(key), new.get(key), before, after))
+        compared_cases.append(_compare(key, old.get(key), new.get(key), before, after))
     notes = [f"{n}: {was} to {now}" for n, was, now in identity_changes(before.machine, after.machine)]
     if before.tolerance != after.tolerance:
         notes.append(f"tolerance: {before.tolerance:g} to {after.tolerance:g}")
-    return found, notes
+    return compared_cases, notes
 
 
 def _compare(name: str, old: CaseRecord | None, new: CaseRecord | None, before: Record, after: Record) -> Compared:
@@ -163,16 +177,16 @@ def _compare(name: str, old: CaseRecord | None, new: CaseRecord | None, before: 
             )
     was, now = known_boundary(old, before.tolerance), known_boundary(new, after.tolerance)
     assert was is not None and now is not None
-    found = compare_boundaries(was, now, new.baseline_positions or 1, after.match_tolerance)
-    reasons = _latency(old, new) if found.answer != "undecided" else [found.why]
+    boundaries = compare_boundaries(was, now, new.baseline_positions or 1, after.match_tolerance)
+    reasons = _latency(old, new) if boundaries.answer != "undecided" else [boundaries.why]
     outcome: Outcome = "PASS"
-    if found.answer == "moved":
+    if boundaries.answer == "moved":
         outcome = "FAIL"
-        way = "shrank" if now.n_max < was.n_max else "grew"
-        reasons.insert(0, f"N_max {way}: {was.n_max} to {now.n_max}")
-        if way == "shrank" and _base(new) < 0.9 * _base(old):
+        direction = "shrank" if now.n_max < was.n_max else "grew"
+        reasons.insert(0, f"N_max {direction}: {was.n_max} to {now.n_max}")
+        if direction == "shrank" and _base(new) < 0.9 * _base(old):
             reasons.insert(1, "a speed-up of T(N0) alone shrinks N_max")
-    elif found.answer == "undecided":
+    elif boundaries.answer == "undecided":
         outcome = "UNDECIDED"
     maps = known_map(old), known_map(new)
     if maps[0] is not None and maps[1] is not None and (unknown := compare_maps(maps[0], maps[1]).unknown):
@@ -187,7 +201,7 @@ def _base(case: CaseRecord) -> float:
 
 
 def _latency(old: CaseRecord, new: CaseRecord) -> list[str]:
-    """How T(N0) moved: by a rank test where both records hold samples, else by the figure alone."""
+    """How T(N0) changed: by a rank test where both records hold samples of it, else by the two latencies alone."""
     was, now = _base(old), _base(new)
     base = new.baseline_positions or 1
     share = now / was - 1

@@ -1,4 +1,4 @@
-"""What an upgrade changes: maps of two releases side by side, and what that does to N_max by both predictors."""
+"""What an upgrade changes: the maps of two releases side by side, and the effect on N_max by both predictors."""
 
 from __future__ import annotations
 
@@ -18,28 +18,32 @@ from pytest_nfp.predict import Predicted, calibrations, predict_case
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One release's answer to one case: a map with both predictions, or the reason why it is unknown."""
+    """One release's answer to one case: a map with both predictions, or why the map is unknown."""
 
     granularity: Granularity | None
+    """The map; None where it is unknown."""
     predicted: Predicted | None
+    """Both predictions; None where the map is unknown."""
     unknown: str = ""
+    """Why the map is unknown."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One case before and after. `tiles`: (first, last, before, after) where tiles differ.
-
-    after_case: the case after, where more than the release differs.
-    """
+    """One case before and after."""
 
     case: Case
+    """The case before."""
     before: Side
+    """The answer before."""
     after: Side
+    """The answer after."""
     after_case: Case | None = None
+    """The case after: another release, or another parallelism. None where it is `case`."""
 
     @property
     def rank(self) -> tuple[str, str] | None:
-        """What one rank holds before and after, where the parallelism changed: "128 experts of 2048 x 96"."""
+        """The shape on one rank before and after, where it differs: "128 experts of 2048 x 96"."""
         if self.after_case is None:
             return None
         shapes = _rank_in_words(self.case), _rank_in_words(self.after_case)
@@ -47,7 +51,7 @@ class Change:
 
     @property
     def unknown(self) -> str:
-        """Why it can't be told what changed: a side without a map, or a kernel that is unknown; "" where it can."""
+        """Why it can't be told what changed: a side has no map, or a kernel is unknown. "" where it can be told."""
         sides = [
             f"{when}: {side.unknown}" for side, when in ((self.before, "before"), (self.after, "now")) if side.unknown
         ]
@@ -61,12 +65,12 @@ class Change:
 
     @property
     def tiles(self) -> list[tuple[int, int, int, int]]:
-        """Ranges whose tile differs."""
+        """(first, last, before, after) of each range whose tile differs."""
         return list(self._maps.tiles)
 
     @property
     def parameters(self) -> list[tuple[int, int, str, str]]:
-        """(first, last, before, after) where the tile stays and other tile parameters differ: no change of granularity."""
+        """(first, last, before, after) where the tile stays but other tile parameters differ. Granularity does not change."""
         if self.before.granularity is None or self.after.granularity is None:
             return []
         return changed_parameters(self.before.granularity, self.after.granularity)
@@ -78,12 +82,12 @@ class Change:
 
     @property
     def sources(self) -> tuple[str, str]:
-        """Tuned file or default rule, before and after; empty where unknown."""
+        """The source of the tiles (tuned file or default rule) before and after; empty where the map is unknown."""
         return _sources(self.before.granularity), _sources(self.after.granularity)
 
     @property
     def is_changed(self) -> bool:
-        """Whether tiles, kernel or source differ. What is unknown is not said to have changed."""
+        """Whether tiles, kernel, shape on a rank or source differ. A case that is unknown does not count as changed."""
         if self.unknown:
             return False
         return (
@@ -99,7 +103,7 @@ class Change:
         return bool(moved_predictions(before, after))
 
     def terms(self, predictor: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """What `principle` or `tile_roofline` says before and after; None where unknown."""
+        """The terms of `principle` or `tile_roofline` before and after; None where unknown."""
         before, after = (s.predicted.as_dict()[predictor] if s.predicted else None for s in (self.before, self.after))
         return before, after
 
@@ -122,7 +126,7 @@ def _sources(granularity: Granularity | None) -> str:
 
 
 def rule_module(framework: str) -> Module:
-    """The module whose tile rule a framework's releases publish. Raises UnknownName for one that publishes none."""
+    """The module whose tile rule a framework's releases publish. Raises UnknownName for a framework without a rule."""
     known = frameworks.with_rule()
     if framework not in known:
         raise UnknownName(f"{framework} has no granularity rule; there are {', '.join(known)}")
@@ -130,15 +134,17 @@ def rule_module(framework: str) -> Module:
 
 
 def default_cases(backend: Backend, gpus: Sequence[Gpu], models: Sequence[Model], dtype: str) -> list[Case]:
-    """One case a GPU and model: balanced routing at the model's k, or the longest context of its grid."""
+    """One case for each GPU and model. Experts: balanced routing at the model's k. Attention: the last case of its grid."""
     module = rule_module(backend.framework)
     cases = []
     for gpu in gpus:
         for model in models:
-            found = list(expand(gpu.name, backend, module, model))
-            if model.device == "cpu" or not found:
+            module_cases = list(expand(gpu.name, backend, module, model))
+            if model.device == "cpu" or not module_cases:
                 continue
-            case = found[-1] if module == "attention" else next(c for c in found if c.routing == "balanced")
+            case = (
+                module_cases[-1] if module == "attention" else next(c for c in module_cases if c.routing == "balanced")
+            )
             if module == "moe" and model.moe is not None:
                 case = replace(case, top_k=model.moe.top_k)
             cases.append(replace(case, dtype=dtype))
@@ -146,12 +152,12 @@ def default_cases(backend: Backend, gpus: Sequence[Gpu], models: Sequence[Model]
 
 
 def answer(cases: Sequence[Case], archives: Path | None = None) -> list[Side]:
-    """Maps and predictions of the cases, in order; equal questions are asked once."""
+    """The answer to each case, in order. Equal queries are read once."""
     queries = [query_of(case) for case in cases]
-    found = dict(zip(dict.fromkeys(queries), read_many(list(dict.fromkeys(queries)), archives), strict=True))
+    maps = dict(zip(dict.fromkeys(queries), read_many(list(dict.fromkeys(queries)), archives), strict=True))
     sides = []
     for case, query in zip(cases, queries, strict=True):
-        granularity = found[query]
+        granularity = maps[query]
         if isinstance(granularity, RuleUnknown):
             sides.append(Side(None, None, str(granularity)))
             continue
@@ -161,50 +167,53 @@ def answer(cases: Sequence[Case], archives: Path | None = None) -> list[Side]:
 
 
 def diff(before: Sequence[Case], after: Sequence[Case], archives: Path | None = None) -> list[Change]:
-    """Pairs of cases, at two releases or two parallelisms."""
-    both = answer([*before, *after], archives)
-    sides = zip(before, both[: len(before)], both[len(before) :], after, strict=True)
+    """The change of each pair of cases. The two cases of a pair differ by release or parallelism."""
+    answers = answer([*before, *after], archives)
+    sides = zip(before, answers[: len(before)], answers[len(before) :], after, strict=True)
     return [Change(old, a, b, new) for old, a, b, new in sides]
 
 
 @dataclass(frozen=True, slots=True)
 class Bisected:
-    """Every change of a range of releases. read: how many releases were read. unknown: (release, why) of those that could not be compared."""
+    """Every change within a range of releases."""
 
     changes: list[Change]
+    """One change for each release that differs from the one before it, in order."""
     read: int
+    """How many releases were read."""
     unknown: list[tuple[str, str]]
+    """(release, reason) of each release that could not be compared."""
 
 
 def bisect(
     releases: Sequence[str], case: Case, archives: Path | None = None, say: Callable[[str], None] = lambda text: None
 ) -> Bisected:
-    """Each release whose map differs from the one before it, in order.
+    """Each release whose map differs from the one before it, in order. say: is told each release before it is read.
 
-    A change that is taken back leaves both ends of a range equal, so halving can't rule it out: every release is read, all in one
-    evaluation a release. A release that is unknown is named, and its neighbours are compared across it.
+    Every release is read. Halving would miss a change that was taken back, as both ends of the range are then equal.
+    A release whose map is unknown is listed, and its neighbours are compared with each other.
     """
     cases = [replace(case, backend=replace(case.backend, release=release)) for release in releases]
     changes, unknown = [], []
-    last: tuple[Case, Side] | None = None
-    for release, now in zip(releases, cases, strict=True):
+    previous: tuple[Case, Side] | None = None
+    for release, current in zip(releases, cases, strict=True):
         say(release)
-        side = answer([now], archives)[0]
+        side = answer([current], archives)[0]
         if side.granularity is None:
             unknown.append((release, side.unknown))
             continue
-        if last is not None:
-            change = Change(last[0], last[1], side, now)
+        if previous is not None:
+            change = Change(previous[0], previous[1], side, current)
             if change.unknown:
                 unknown.append((release, change.unknown))
             elif change.is_changed:
                 changes.append(change)
-        last = now, side
+        previous = current, side
     return Bisected(changes, len(releases), unknown)
 
 
 def merge_equal(changes: Iterable[Change]) -> list[tuple[Change, list[str]]]:
-    """Changes that say the same of several models or GPUs, once, with the names that share them."""
+    """Equal changes of one subject merged into one, each with the GPUs that share it."""
     groups: dict[Any, tuple[Change, list[str]]] = {}
     for c in changes:
         key = (

@@ -1,7 +1,7 @@
-"""Which tile runs at which token count: rules of released backends as piecewise maps.
+"""Which tile runs at which token count: the rules of released backends as piecewise maps.
 
-A rule comes from the installed framework, an archive, the package index, or the shipped table, in this order. What
-can't be read or evaluated is unknown, with the reason, never a guess.
+The first of these sources that has a rule gives it: the installed framework, an archive, the package index, the shipped
+table. A rule that can't be read or evaluated is unknown. The reason is given, and nothing is guessed.
 """
 
 from __future__ import annotations
@@ -60,15 +60,16 @@ class Reader(Protocol):
 
 
 def device_facts(gpu: Gpu) -> DeviceFacts:
-    """What a rule may ask of a catalog GPU."""
+    """The facts about a catalog GPU that a rule may ask for."""
     return DeviceFacts(gpu.driver_names[0], gpu.capability, gpu.shared_memory_optin_kib * 1024)
 
 
 def check_release(framework: str, release: str, archives: Path | None = None) -> str:
-    """The release as the package index writes it (0.24 is 0.24.0). Raises UnknownName, with the nearest, where it has none.
+    """The release as the package index writes it: 0.24 is 0.24.0.
 
-    Not asked where archives are given, the framework is installed, or the release was read before; an index out of
-    reach says nothing here, and reading the rule will give the reason.
+    The index is not asked if archives are given, if the framework is installed, or if the release was read before or is
+    in the shipped table. If the index is out of reach, the release is returned as it is: reading the rule then gives
+    the reason. Raises UnknownName, with the nearest releases, for a release that the index does not have.
     """
     if archives is not None:
         return artifacts.archived_release(framework, release, archives) or release
@@ -91,7 +92,10 @@ def check_release(framework: str, release: str, archives: Path | None = None) ->
 
 
 def require_path(query: Query) -> None:
-    """Raise RuleUnknown for a device that the framework has no kernels for, as far as its name tells."""
+    """Raise RuleUnknown if the framework has no kernels for the device, or none in the dtype.
+
+    A device is judged by its architecture and compute capability. One without a known capability passes.
+    """
     device, framework = query.device, query.framework
     if device.architecture:
         raise RuleUnknown(
@@ -116,27 +120,30 @@ def require_path(query: Query) -> None:
 
 
 def read(query: Query, archives: Path | None = None, source: Path | None = None) -> Granularity:
-    """The map that a release's own rule gives. Raises RuleUnknown with the reason."""
+    """The map of a release by its own rule. Raises RuleUnknown with the reason."""
     require_path(query)
     if source is not None:
         return attention.granularity(query, archives, source)
-    (found,) = _reader(query.framework).granularities([query], archives)
-    if isinstance(found, RuleUnknown):
-        raise found
-    return found
+    (answer,) = _reader(query.framework).granularities([query], archives)
+    if isinstance(answer, RuleUnknown):
+        raise answer
+    return answer
 
 
 def read_or_shipped(query: Query, archives: Path | None = None, source: Path | None = None) -> Granularity:
-    """The map of the release's own rule; where that can't be read, the shipped table's. Raises RuleUnknown with both reasons."""
+    """The map by the release's own rule, or the shipped table's where that rule can't be read.
+
+    Raises RuleUnknown with both reasons.
+    """
     try:
         return read(query, archives, source)
     except RuleUnknown as reason:
         if query.mode != "eager" or query.max_count != MAX_COUNT:
-            raise  # What the table holds is another answer.
+            raise  # The table holds maps of eager mode and the default range alone.
         try:
             return shipped.lookup(query, _module_of(query), shape_of(query))
-        except RuleUnknown as also:
-            raise RuleUnknown(f"{reason}; {also}") from None
+        except RuleUnknown as table_reason:
+            raise RuleUnknown(f"{reason}; {table_reason}") from None
 
 
 def _module_of(query: Query) -> str:
@@ -144,25 +151,28 @@ def _module_of(query: Query) -> str:
 
 
 def read_many(queries: Sequence[Query], archives: Path | None = None) -> list[Granularity | RuleUnknown]:
-    """Maps of many queries, each or the reason why it is unknown; MoE rules of a release are evaluated together."""
+    """For each query its map, or the reason why the map is unknown.
+
+    The MoE rules of one release are evaluated together.
+    """
     answers: dict[Query, Granularity | RuleUnknown] = {}
     for q in queries:
         try:
             require_path(q)
         except RuleUnknown as reason:
             answers[q] = reason
-    # Rules of one framework are read together.
+    # The rules of one framework are read together.
     for framework in dict.fromkeys(q.framework for q in queries if q not in answers):
-        mine = [q for q in dict.fromkeys(queries) if q.framework == framework and q not in answers]
+        unanswered = [q for q in dict.fromkeys(queries) if q.framework == framework and q not in answers]
         try:
-            answers |= dict(zip(mine, _reader(framework).granularities(mine, archives), strict=True))
+            answers |= dict(zip(unanswered, _reader(framework).granularities(unanswered, archives), strict=True))
         except RuleUnknown as reason:
-            answers |= dict.fromkeys(mine, reason)
+            answers |= dict.fromkeys(unanswered, reason)
     return [answers[q] for q in queries]
 
 
 def _reader(framework: str) -> Reader:
-    """The module that reads a framework's rule. Raises RuleUnknown where it has none."""
+    """The module that reads the rules of a framework. Raises RuleUnknown for a framework without one."""
     known = frameworks.get(framework)
     if known is None or not known.rule_reader:
         raise RuleUnknown(f"{framework} has no tile rule here")
@@ -171,7 +181,7 @@ def _reader(framework: str) -> Reader:
 
 
 def shape_of(query: Query) -> dict[str, int | str]:
-    """The dimensions that a rule is asked about, as the shipped table keys them."""
+    """The dimensions that a rule depends on, by their names in the shipped table."""
     shape = query.shape
     if isinstance(shape, HeadShape):
         return {"head_dim": shape.head_dim}
@@ -192,7 +202,7 @@ def _asks_architecture(case: Case) -> bool:
 
 
 def query_of(case: Case) -> Query:
-    """The question that a case asks of its release."""
+    """The question that a case puts to its release."""
     subject = case.subject
     if case.module == "moe" and subject.moe is not None:
         shape: ExpertShape | HeadShape = ExpertShape(
@@ -210,7 +220,7 @@ def query_of(case: Case) -> Query:
         a = subject.attention
         shape = HeadShape(a.heads, a.kv_heads, a.head_dim, a.value_dim)
     framework = case.backend.framework
-    # Models of one shape stay one question to a rule that does not ask for their class.
+    # A rule that does not ask for the model's class gets one question for all models of one shape.
     architecture = subject.architecture if _asks_architecture(case) else ""
     device = device_facts(catalog.gpu(case.gpu))
     return Query(framework, case.backend.release, device, shape, case.dtype, architecture=architecture)
@@ -220,7 +230,7 @@ def granularity_of(case: Case, archives: Path | None = None, use_table: bool = T
     """The map that this case runs on. Raises RuleUnknown with the reason."""
     framework = case.backend.framework
     if case.gpu == "cpu" or framework not in frameworks.known():
-        # A backend without a record has no rule: one row is one row.
+        # A backend without a record has no tile rule of its own.
         return cpu_kernels.granularity(framework, case.backend.release, case.module, case.kernel or "", case.dtype)
     if frameworks.is_unruled(framework, case.module):
         raise RuleUnknown(f"{framework}'s {case.module} kernels on a GPU publish no tile rule")

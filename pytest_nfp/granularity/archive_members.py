@@ -1,6 +1,7 @@
-"""Members of a wheel or source archive, read one by one and never extracted; what no release would hold is refused.
+"""Members of a wheel or source archive, read one by one and never extracted.
 
-Bytes are counted as they come: what an archive declares is its maker's word.
+An archive that differs from what a release has is refused. The sizes that an archive declares are not trusted: bytes
+are counted as they are read.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from typing import IO, Any, cast
 from pytest_nfp.granularity.maps import RuleUnknown
 
 MAX_MEMBER_BYTES = 8 * 2**20
-"""Of one file: a rule or a tuned file is small."""
+"""Largest size of one member: rules and tuned files are small."""
 MAX_WANTED_BYTES = 64 * 2**20
-"""Of all files that are wanted of an archive."""
+"""Largest size of all wanted members of an archive together."""
 MAX_ARCHIVE_BYTES = 1 << 30
-"""Unpacked, of an archive that has no index and is passed through to its end."""
+"""Largest unpacked size of an archive without an index, which is read from end to end."""
 MAX_MEMBERS = 100_000
-"""Of an archive without an index, empty ones too: a release has some ten thousand files."""
+"""Most members of an archive without an index, empty ones included. A release has some ten thousand files."""
 MAX_INDEX_BYTES = 8 * 2**20
-"""Of a wheel's index, for the same number of files."""
+"""Largest index of a wheel, for the same number of files."""
 MAX_HEADER_BYTES = 8 * 2**10
-"""Of a header that carries a long name or further fields."""
+"""Largest header that carries a long name or further fields."""
 DAMAGED = (
     *(OSError, EOFError, ValueError, NotImplementedError, RecursionError),
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
 )
-"""What reading a damaged archive raises: broken headers, lengths, checksums, texts, unheard-of compressions."""
+"""What reading a damaged archive raises: broken headers, lengths, checksums or texts, unknown compressions."""
 
 _ZIP_START, _ZIP_END, _ZIP_END_BYTES, _MAX_COMMENT = b"PK\x03\x04", b"PK\x05\x06", 22, 1 << 16
 _ZIP64, _ZIP64_BYTES = b"PK\x06\x07", 20
 _GZIP_START = b"\x1f\x8b"
 Members = tuple[frozenset[str], Callable[[str], str]]
-"""Names that are wanted, and a reader of one."""
+"""(names of the wanted members, function that reads a member by its name)."""
 
 
 def members_of(path: Path, wanted: re.Pattern[str]) -> Members:
@@ -57,7 +58,10 @@ def members_of(path: Path, wanted: re.Pattern[str]) -> Members:
 
 
 def check_zip(file: IO[bytes]) -> None:
-    """Refuse a file that is not a zip archive alone from its first byte to its last, or whose index is too large. Raises RuleUnknown."""
+    """Refuse a file that is anything but one zip archive from its first byte to its last. Raises RuleUnknown.
+
+    A zip archive with too large an index is refused too.
+    """
     if file.read(len(_ZIP_START)) != _ZIP_START:
         raise RuleUnknown("it does not begin as a zip archive: it is none, or another format too")
     size = file.seek(0, 2)
@@ -81,15 +85,16 @@ def check_zip(file: IO[bytes]) -> None:
 def zip_members(archive: zipfile.ZipFile, wanted: re.Pattern[str]) -> Members:
     """The wanted members of an opened zip archive. Raises RuleUnknown."""
     entries = archive.infolist()
-    _refuse_names(i.filename for i in entries if not i.is_dir())
-    kept = 0
-    known = {i.filename: i for i in entries if wanted.search(i.filename) and not i.is_dir()}
-    for name in known:
+    # ZipInfo.is_dir fails on an empty name, which an index may hold.
+    _refuse_names(i.filename for i in entries if not i.filename.endswith("/"))
+    wanted_bytes = 0
+    wanted_entries = {i.filename: i for i in entries if wanted.search(i.filename) and not i.is_dir()}
+    for name in wanted_entries:
         _refuse_spelling(name)
 
     def read(name: str) -> str:
-        nonlocal kept
-        entry = known[name]
+        nonlocal wanted_bytes
+        entry = wanted_entries[name]
         if stat.S_ISLNK(entry.external_attr >> 16):
             raise RuleUnknown(f"{name} is a link, which no release has for a rule")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -103,18 +108,18 @@ def zip_members(archive: zipfile.ZipFile, wanted: re.Pattern[str]) -> Members:
                 data = member.read(MAX_MEMBER_BYTES + 1)
             if len(data) > MAX_MEMBER_BYTES:
                 raise RuleUnknown(f"{name} has more bytes than it declares, and than a rule or a tuned file can have")
-            kept += len(data)
-            if kept > MAX_WANTED_BYTES:
+            wanted_bytes += len(data)
+            if wanted_bytes > MAX_WANTED_BYTES:
                 raise RuleUnknown(f"its rules and tuned files have more than {MAX_WANTED_BYTES >> 20} MiB")
             return data.decode()
-        except (*DAMAGED, RuntimeError) as error:  # RuntimeError: encrypted, by its own header alone
+        except (*DAMAGED, RuntimeError) as error:  # RuntimeError: the member's own header says encrypted
             raise RuleUnknown(f"{name} can't be read: {error}") from error
 
-    return frozenset(known), read
+    return frozenset(wanted_entries), read
 
 
 class _Entry(tarfile.TarInfo):
-    """A member whose further headers are small: the library reads them whole, and some in quadratic time."""
+    """A tar member with small extra headers: tarfile reads these headers whole, and some in quadratic time."""
 
     def _checked(self) -> None:
         if not 0 <= self.size <= MAX_HEADER_BYTES:
@@ -137,9 +142,9 @@ class _Entry(tarfile.TarInfo):
 
 
 def tar_members(file: IO[bytes], wanted: re.Pattern[str]) -> Members:
-    """The wanted members of a source archive, by their names without its top folder. Raises RuleUnknown, DAMAGED.
+    """The wanted members of a source archive, named without its top folder.
 
-    A compressed tar has no index: what is wanted is read in one pass.
+    A compressed tar has no index: the wanted members are read in one pass. Raises RuleUnknown, or an error of DAMAGED.
     """
     if file.read(len(_GZIP_START)) != _GZIP_START:
         raise RuleUnknown("it does not begin as a gzip file: it is none, or another format too")
@@ -148,7 +153,7 @@ def tar_members(file: IO[bytes], wanted: re.Pattern[str]) -> Members:
     file.seek(0)
     texts: dict[str, str] = {}
     names: list[str] = []
-    kept = passed = 0
+    wanted_bytes = unpacked_bytes = 0
     with (
         gzip.GzipFile(fileobj=file) as unpacked,
         tarfile.open(fileobj=cast(IO[bytes], unpacked), mode="r:", tarinfo=_Entry) as tar,
@@ -158,8 +163,8 @@ def tar_members(file: IO[bytes], wanted: re.Pattern[str]) -> Members:
                 raise RuleUnknown(f"it has more than {MAX_MEMBERS} members, more than a release of sources can have")
             if member.size < 0:
                 raise RuleUnknown("it has a member of less than no bytes")
-            passed += member.size
-            if passed > MAX_ARCHIVE_BYTES:
+            unpacked_bytes += member.size
+            if unpacked_bytes > MAX_ARCHIVE_BYTES:
                 raise RuleUnknown(
                     f"it unpacks to more than {MAX_ARCHIVE_BYTES >> 20} MiB, more than a release of sources can have"
                 )
@@ -173,8 +178,8 @@ def tar_members(file: IO[bytes], wanted: re.Pattern[str]) -> Members:
                 raise RuleUnknown(f"{name} is a link or a device, which no release has for a rule")
             if member.size > MAX_MEMBER_BYTES:
                 continue
-            kept += member.size
-            if kept > MAX_WANTED_BYTES:
+            wanted_bytes += member.size
+            if wanted_bytes > MAX_WANTED_BYTES:
                 raise RuleUnknown(f"its rules and tuned files have more than {MAX_WANTED_BYTES >> 20} MiB")
             _refuse_spelling(member.name)
             if name in texts:
@@ -187,14 +192,16 @@ def tar_members(file: IO[bytes], wanted: re.Pattern[str]) -> Members:
 
 
 def _refuse_spelling(name: str) -> None:
-    """Refuse a wanted name with a part too many: a//b and a/./b are other names for a/b. Raises RuleUnknown."""
+    """Refuse a wanted name that is not in its shortest form: a//b and a/./b also name a/b. Raises RuleUnknown."""
     if str(PurePosixPath(name)) != name:
         raise RuleUnknown(f"it has a member with the name {name!r}, which is another spelling of a name")
 
 
 def _refuse_names(names: Iterable[str]) -> None:
-    """Refuse an archive with a name that leads out of it or stands there twice. Raises RuleUnknown."""
+    """Refuse an archive with a name that leads out of it or occurs twice. Raises RuleUnknown."""
     for name, count in Counter(names).items():
+        if not name:
+            raise RuleUnknown("it has a member without a name")
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
             raise RuleUnknown(f"it has a member with the name {name!r}, which leads out of it")

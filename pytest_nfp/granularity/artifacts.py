@@ -1,7 +1,8 @@
 """The files of a framework release: installed, in a local archive, or on the package index.
 
-A wheel on the index is read by ranges, a source archive is fetched once; what was read is cached under the platform's
-cache folder by the archive's sha256, each file written atomically, so that several processes can share it.
+A wheel on the index is read by byte ranges, a source archive is fetched once. What was read is kept in the platform's
+cache folder, under the archive's sha256. Each file is written atomically, so that several processes can share the
+cache.
 """
 
 from __future__ import annotations
@@ -32,25 +33,31 @@ from pytest_nfp.granularity.maps import RuleUnknown
 from pytest_nfp.granularity.remote_zip import open_zip
 
 MAX_DOWNLOAD_BYTES = 256 * 2**20
-"""Of a source archive, which has no index and is fetched whole."""
+"""Largest source archive that is fetched: it has no index, so it is fetched whole."""
 TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A release's files: their names (posix, without the source archive's top folder) and a reader."""
+    """The files of one release, and a reader."""
 
     file: str
+    """The source as reports cite it: name of an archive or file, or name and version of an installed framework."""
     sha256: str
+    """Hex digest of the archive or file. Of an installed framework: of its file names and its sources."""
     origin: str
+    """installed, archive, index, source tree or recorded rule."""
     names: frozenset[str]
+    """Names of the files, as posix paths without the source archive's top folder."""
     read: Callable[[str], str]
+    """Returns the text of a file by its name."""
 
 
 def open_release(framework: str, release: str, wanted: re.Pattern[str], archives: Path | None = None) -> Artifact:
-    """The first of: installed distribution, archive in the folder `archives`, package index.
+    """The files of a release from the first source that has them.
 
-    wanted: the member names that the caller may read. Raises RuleUnknown with every reason that was met.
+    The sources are the installed distribution, the folder `archives` and the package index, in this order. wanted:
+    matches the names of the members that the caller may read. Raises RuleUnknown with the reason of every source.
     """
     reasons = []
     for source in (_installed, lambda f, r, w: _local(f, r, w, archives), _index):
@@ -63,12 +70,12 @@ def open_release(framework: str, release: str, wanted: re.Pattern[str], archives
 
 def installed_release(framework: str) -> str | None:
     """The version of an installed framework, or None."""
-    found = _distribution(framework)
-    return found.version if found is not None else None
+    distribution = _distribution(framework)
+    return distribution.version if distribution is not None else None
 
 
 def _distribution(framework: str) -> metadata.Distribution | None:
-    """An installed framework, under its own name or that of its CPU build, which holds the same Python sources."""
+    """The installed framework, by its own name or that of its CPU build, which has the same Python sources."""
     for name in (framework, f"{framework}-cpu"):
         try:
             return metadata.distribution(name)
@@ -78,13 +85,13 @@ def _distribution(framework: str) -> metadata.Distribution | None:
 
 
 _until: datetime | None = None
-"""The moment as of which the package index is read; None: as it is now."""
+"""The package index is read as of this moment. None: as it is now."""
 
 
 def read_index_until(moment: datetime | None) -> None:
-    """Read the package index as it stood at a moment: what was uploaded later is not there. None: as it is now.
+    """Read the package index as it stood at a moment, without later uploads. None: as it is now.
 
-    A setting of the process, for commands whose answer must not change because a release is published.
+    This is a setting of the process, for commands whose answer must not change when a release is published.
     """
     global _until  # noqa: PLW0603  # one command, one index
     _until = moment
@@ -92,7 +99,7 @@ def read_index_until(moment: datetime | None) -> None:
 
 
 def forget_index() -> None:
-    """Forget what was read of the package index in this process, and how pip is told to find it."""
+    """Forget what this process has read of the package index and of pip's configuration."""
     for cached in (_index_urls, _index_files, pinned_requirement):
         cached.cache_clear()
 
@@ -103,7 +110,7 @@ def known_releases(framework: str) -> list[str]:
 
 
 def _files_until(framework: str) -> list[tuple[Version, IndexFile]]:
-    """The files of a project that were on the index at the moment that is asked for. Raises RuleUnknown."""
+    """The files of a project that were on the index at the chosen moment. Raises RuleUnknown."""
     files = list(_index_files(framework))
     if _until is None:
         return files
@@ -111,15 +118,18 @@ def _files_until(framework: str) -> list[tuple[Version, IndexFile]]:
         raise RuleUnknown(
             f"the package index does not tell when the files of {framework} were uploaded: leave out --until"
         )
-    found = [(v, f) for v, f in files if f.uploaded is not None and datetime.fromisoformat(f.uploaded) < _until]
-    if not found:
+    earlier = [(v, f) for v, f in files if f.uploaded is not None and datetime.fromisoformat(f.uploaded) < _until]
+    if not earlier:
         raise RuleUnknown(f"the package index had no {framework} before {_until:%Y-%m-%d}")
-    return found
+    return earlier
 
 
 @lru_cache(maxsize=64)
 def pinned_requirement(framework: str, release: str, requirement: str) -> str:
-    """The version that a release brings of another distribution, by its metadata on the index. Raises RuleUnknown."""
+    """The version of a required distribution that a release's metadata on the index asks for.
+
+    Raises RuleUnknown.
+    """
     as_of = f"-{_until:%Y-%m-%d}" if _until is not None else ""
     cached = cache_folder("metadata") / f"{framework}-{release}-{requirement}{as_of}"
     if cached.exists():
@@ -147,12 +157,12 @@ def _installed(framework: str, release: str, wanted: re.Pattern[str]) -> Artifac
     distribution = _distribution(framework)
     if distribution is None:
         raise RuleUnknown(f"{framework} is not installed")
-    found = distribution.version
-    if found.split("+")[0] != release:
-        raise RuleUnknown(f"installed is {framework} {found}")
+    version = distribution.version
+    if version.split("+")[0] != release:
+        raise RuleUnknown(f"installed is {framework} {version}")
     files = {str(f): f for f in distribution.files or () if wanted.search(str(f))}
     if not files:
-        raise RuleUnknown(f"the installed {framework} {found} lists no file with the rule")
+        raise RuleUnknown(f"the installed {framework} {version} lists no file with the rule")
 
     def read(name: str) -> str:
         return Path(str(files[name].locate())).read_text(encoding="utf-8")
@@ -161,14 +171,14 @@ def _installed(framework: str, release: str, wanted: re.Pattern[str]) -> Artifac
     for name in sorted(files):
         if name.endswith((".py", ".h", ".cuh")):
             digest.update(read(name).encode())
-    return Artifact(f"{framework} {found} (installed)", digest.hexdigest(), "installed", frozenset(files), read)
+    return Artifact(f"{framework} {version} (installed)", digest.hexdigest(), "installed", frozenset(files), read)
 
 
 def _local(framework: str, release: str, wanted: re.Pattern[str], archives: Path | None) -> Artifact:
     if archives is None:
         raise RuleUnknown("")
-    if found := _archive_of(framework, release, archives):
-        path, _ = found
+    if archive := _archive_of(framework, release, archives):
+        path, _ = archive
         names, read = members_of(path, wanted)
         with path.open("rb") as f:
             digest = hashlib.file_digest(f, "sha256").hexdigest()
@@ -177,13 +187,13 @@ def _local(framework: str, release: str, wanted: re.Pattern[str], archives: Path
 
 
 def archived_release(framework: str, release: str, archives: Path) -> str | None:
-    """The release as an archive of the folder writes it, such as 0.24.0 for 0.24; None where it has none."""
-    found = _archive_of(framework, release, archives) if archives.is_dir() else None
-    return str(found[1]) if found else None
+    """The release as an archive in the folder writes it, such as 0.24.0 for 0.24. None if there is no such archive."""
+    archive = _archive_of(framework, release, archives) if archives.is_dir() else None
+    return str(archive[1]) if archive else None
 
 
 def _archive_of(framework: str, release: str, archives: Path) -> tuple[Path, Version] | None:
-    """The first archive of a release in a folder, with the version as it is written there."""
+    """The first archive of a release in a folder, with the version as its name writes it."""
     for path in sorted(archives.iterdir()):
         version = _file_version(framework, path.name)
         if version is not None and version == Version(release):
@@ -199,7 +209,7 @@ class IndexFile:
     url: str
     sha256: str
     uploaded: str | None = None
-    """When, as ISO 8601 with its zone; None where the index does not tell."""
+    """Time of the upload in ISO 8601 with its time zone. None if the index does not give it."""
 
 
 def _index(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact:
@@ -228,9 +238,9 @@ def _index(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact:
 
 
 def is_cached(framework: str, release: str) -> bool:
-    """Whether this release was read from the index before: it exists, and reading it again needs no network."""
+    """Whether this release was read from the index before. It then exists, and reading it again needs no network."""
     if _until is not None:
-        return False  # Whether it was there at that moment is for the index to say.
+        return False  # Only the index tells whether it was there at that moment.
     try:
         return any(cache_folder("releases").glob(f"{framework}-{release}-*.json"))
     except ImportError:
@@ -245,7 +255,10 @@ def _release_file(framework: str, release: str, wanted: re.Pattern[str]) -> Path
 
 
 def _known_file(framework: str, release: str, wanted: re.Pattern[str]) -> Artifact | None:
-    """A release that was read before, by what the cache says of its file. None under pip's no-index too."""
+    """The files of a release that was read before, as the cache records them.
+
+    None if there is no record, if the index is read as of a moment, or under pip's no-index.
+    """
     if _until is not None:
         return None
     try:
@@ -258,12 +271,12 @@ def _known_file(framework: str, release: str, wanted: re.Pattern[str]) -> Artifa
 
 
 def _remote(package: IndexFile, wanted: re.Pattern[str]) -> Artifact:
-    """A file of the index, its members read when asked for and kept in the cache."""
+    """A file on the index. Its members are read on demand and kept in the cache."""
     sha256 = package.sha256
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise RuleUnknown("the index gives no sha256, so the file can't be identified")
     folder = cache_folder("artifacts") / sha256
-    # What was listed is what one rule wanted: another rule's names are another list.
+    # A listing holds the names that one rule wants: each rule has its own listing.
     listing = folder / f"names-{hashlib.sha256(wanted.pattern.encode()).hexdigest()[:8]}.json"
     session = _Remote(package.url, package.filename, sha256, wanted)
     if listing.exists():
@@ -280,7 +293,7 @@ def _remote(package: IndexFile, wanted: re.Pattern[str]) -> Artifact:
     def read(name: str) -> str:
         if name not in matching:
             raise KeyError(name)
-        # The name comes from a foreign archive: its digest names the cached file, so no path can lead outside.
+        # The name comes from a foreign archive. Its digest names the cached file, so no path can lead outside.
         cached = folder / hashlib.sha256(name.encode()).hexdigest()
         if not cached.exists():
             text = session.read(name)
@@ -292,7 +305,7 @@ def _remote(package: IndexFile, wanted: re.Pattern[str]) -> Artifact:
 
 
 class _Remote:
-    """One file of the index. It is opened at the first use, so that a cached release needs no network."""
+    """One file on the index. It is opened at the first use, so that a cached release needs no network."""
 
     def __init__(self, url: str, filename: str, sha256: str, wanted: re.Pattern[str]) -> None:
         self._url, self._filename, self._sha256, self._wanted = url, filename, sha256, wanted
@@ -315,7 +328,10 @@ class _Remote:
             raise RuleUnknown(f"reading {name} from the package index failed: {error}") from error
 
     def _fetch(self, chunks: Iterable[bytes], kept: IO[bytes]) -> None:
-        """A whole file, counted and hashed as it comes. Raises RuleUnknown for another file than the index names."""
+        """Write a whole file to `kept`, and count and hash it as it arrives.
+
+        Raises RuleUnknown for a file that is too large, or that is another than the index names.
+        """
         digest, fetched = hashlib.sha256(), 0
         for chunk in chunks:
             fetched += len(chunk)
@@ -357,7 +373,7 @@ _NEEDS_EXTRA = "reading the package index needs the extra 'artifacts': pip insta
 
 @lru_cache(maxsize=64)
 def _index_files(framework: str) -> tuple[tuple[Version, IndexFile], ...]:
-    """(version, file) of a project on every configured index. Raises RuleUnknown."""
+    """(version, file) of a project on all configured indexes. Raises RuleUnknown."""
     try:
         import requests
         from pypi_simple import NoSuchProjectError, PyPISimple, UnsupportedContentTypeError
@@ -390,7 +406,7 @@ def _index_files(framework: str) -> tuple[tuple[Version, IndexFile], ...]:
 
 @lru_cache(maxsize=1)
 def _index_urls() -> tuple[str, ...]:
-    """Pip's own configuration: index-url and extra-index-url over http, none under no-index."""
+    """The index URLs of pip's own configuration: index-url and extra-index-url over http(s). None under no-index."""
     settings: dict[str, str] = {}
     try:
         listed = subprocess.run(
@@ -398,7 +414,7 @@ def _index_urls() -> tuple[str, ...]:
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         listed = ""
-    # Commands' own sections come after [global] and before the environment in pip's precedence.
+    # pip's order, where the later one wins: [global], a command's own section, the environment.
     for section in ("global", "install", ":env:"):
         for line in listed.splitlines():
             name, _, value = line.partition("=")
@@ -416,14 +432,14 @@ def _index_urls() -> tuple[str, ...]:
 
 
 def cache_folder(name: str) -> Path:
-    """A folder of the platform's cache for this package."""
+    """A folder of this package in the platform's cache."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("pytest-nfp", appauthor=False)) / name
 
 
 def _keep(path: Path, text: str) -> None:
-    """Keep what was read. Without room it is read again: what was asked for is there."""
+    """Write a text to the cache. If there is no room it is not kept, and it is read again next time."""
     with suppress(OSError):
         write_atomically(path, text)
 
@@ -442,7 +458,7 @@ def _file_version(framework: str, filename: str) -> Version | None:
 
 
 def nearest(release: str, releases: Iterable[str], count: int = 4) -> list[str]:
-    """The releases around a version that does not exist, in order."""
+    """The releases around a version that does not exist, oldest first."""
     ordered = sorted(releases, key=Version)
     try:
         at = sum(Version(r) < Version(release) for r in ordered)

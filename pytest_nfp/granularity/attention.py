@@ -1,8 +1,10 @@
-"""Query tiles of attention kernels, from their releases' own rules.
+"""Query tiles of attention kernels, from the rules of their releases.
 
-FlashInfer: CTA_TILE_Q of its FA2 kernels. FlashAttention-2: kBlockM of the split-KV path. FlashAttention-4: the tile and
-stages of its forward configuration. FlashAttention-3: its tile_size.h from a source tree, else the recorded table.
-Maps count query rows of one request, times the GQA group where the kernel packs the heads into the tile.
+FlashInfer: CTA_TILE_Q of its FA2 kernels. FlashAttention-2: kBlockM of the split-KV path. FlashAttention-4: the tile
+and stages of its forward configuration. FlashAttention-3: tile_size.h of a source tree, or else the recorded table.
+
+Maps count the query rows of one request. Where the kernel packs the heads into the tile, the count is multiplied by the
+GQA group.
 """
 
 from __future__ import annotations
@@ -22,15 +24,18 @@ from pytest_nfp.granularity.release import opened
 
 KV_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp8-block": 1}
 MLA_LATENT = 512
-"""Value width of the MLA models' decode form: the latent that all heads share."""
+"""Value width in the decode form of MLA models: the latent that all heads share."""
 CONTEXT = 4096
-"""Cached tokens that FlashAttention-4's configuration is asked with: they decide splits and key tiles, not the query tile."""
+"""Cached tokens that FlashAttention-4's configuration is asked with. They decide splits and key tiles, not the query
+tile."""
 
 FLASH_ATTN_3 = "flash-attention commit 0251105 (2026-08-15), hopper/tile_size.h and hopper/heuristics.h"
 FLASH_ATTN_3_16BIT = ((64, 192), (96, 192), (128, 128), (192, 128), (256, 128))
+"""(largest head_dim, kBlockM) for elements of 2 bytes."""
 FLASH_ATTN_3_MLA = {512: 64, 256: 128}
-"""kBlockM by the value width, where head_dim is at most 64."""
+"""kBlockM by value width, where head_dim is at most 64."""
 FLASH_ATTN_3_8BIT = ((64, 192), (96, 192), (256, 128))
+"""(largest head_dim, kBlockM) for elements of 1 byte."""
 
 
 def granularity(query: Query, archives: Path | None = None, source: Path | None = None) -> Granularity:
@@ -49,7 +54,7 @@ def granularity(query: Query, archives: Path | None = None, source: Path | None 
 
 
 def granularities(queries: Sequence[Query], archives: Path | None = None) -> list[Granularity | RuleUnknown]:
-    """A map for each query, or the reason why it is unknown."""
+    """For each query its map, or the reason why the map is unknown."""
 
     def one(query: Query) -> Granularity | RuleUnknown:
         try:
@@ -61,10 +66,10 @@ def granularities(queries: Sequence[Query], archives: Path | None = None) -> lis
 
 
 def selector_rows(rows: int, query: Query) -> int:
-    """What FlashInfer's selector is given for `rows` packed rows of each request.
+    """The row count that FlashInfer's selector gets for `rows` packed rows of each request.
 
-    Eager mode: the batch average, the rows themselves. CUDA-graph mode: the maximum that the plan must hold,
-    (total rows - batch + 1) * group.
+    Eager mode: the batch average, which is `rows`. CUDA-graph mode: the maximum that the plan must hold, (total rows -
+    batch + 1) * group.
     """
     group = _heads(query).group
     if query.mode == "eager":
@@ -118,7 +123,10 @@ def _flashinfer(query: Query, artifact: Artifact) -> Granularity:
 
 
 def flashinfer_backend(query: Query, artifact: Artifact) -> tuple[str, str]:
-    """(kernel, reason) of the prefill wrappers' backend='auto', by the release's own choice; `unknown` where it can't be told."""
+    """(kernel, reason) of the prefill wrappers with backend='auto', by the release's own choice.
+
+    The kernel is `unknown` if the choice can't be evaluated.
+    """
     shape = _heads(query)
     entry = "determine_attention_backend"
     try:
@@ -135,17 +143,20 @@ def flashinfer_backend(query: Query, artifact: Artifact) -> tuple[str, str]:
         "head_dims": [shape.head_dim, shape.values],
         **evaluator.surroundings(query.device),
     }
-    found = evaluator.evaluate_attention_backend(question)
-    if isinstance(found, RuleUnknown):
-        return UNKNOWN, str(found)
+    backend = evaluator.evaluate_attention_backend(question)
+    if isinstance(backend, RuleUnknown):
+        return UNKNOWN, str(backend)
     return (
-        found,
+        backend,
         f"{entry} of the release, for backend='auto' of the prefill wrappers without a custom mask, CUDA 12.8 or newer",
     )
 
 
 def _flashinfer_mla(query: Query, artifact: Artifact) -> Granularity:
-    """FlashInfer's MLA kernels: rows of all heads share a tile, and a cluster of two takes over where it is full."""
+    """The map of FlashInfer's MLA kernels.
+
+    The rows of all heads share a tile. Where they fill it, a cluster of two blocks takes over.
+    """
     source = _member(artifact, "include/flashinfer/attention/scheduler.cuh")
     plan = "MLAPlan"
     rows_of_a_block = local_constant(source, plan, "cta_tile_q", {})
@@ -157,9 +168,9 @@ def _flashinfer_mla(query: Query, artifact: Artifact) -> Granularity:
     tiles: dict[int, int] = {}
     points = []
     for rows in range(1, query.max_count + 1):
-        given = selector_rows(rows, query)
-        tiles[given] = tiles.get(given) or tile(given)
-        points.append((tiles[given], plan, None))
+        selected_rows = selector_rows(rows, query)
+        tiles[selected_rows] = tiles.get(selected_rows) or tile(selected_rows)
+        points.append((tiles[selected_rows], plan, None))
     return _map(query, points, artifact, True, "mla", "FlashInfer's MLA wrapper: the heads of a rank are packed")
 
 
@@ -181,7 +192,7 @@ def _flash_attn_4(query: Query, artifact: Artifact) -> Granularity:
     source = artifact.read(name)
     if "def _get_fwd_config(" not in source:
         raise RuleUnknown(f"{artifact.file} chooses its tile inside the forward call: there is no function to evaluate")
-    # Packed, so the kernel sees one head of `rows` positions for each KV head.
+    # The heads are packed: the kernel sees one head of `rows` positions for each KV head.
     arguments = {
         "arch": capability[0] * 10 + capability[1],
         "head_dim": shape.head_dim,
@@ -201,11 +212,11 @@ def _flash_attn_4(query: Query, artifact: Artifact) -> Granularity:
     question = evaluator.question(
         query, artifact.origin, source, name, "_get_fwd_config", arguments, "max_seqlen_q", ["m_block_size", "q_stage"]
     )
-    found = evaluator.evaluate([question])[0]
-    if isinstance(found, RuleUnknown):
-        raise found
+    runs = evaluator.evaluate([question])[0]
+    if isinstance(runs, RuleUnknown):
+        raise runs
     packed = shape.group > 1
-    points = [(tile, "_get_fwd_config", None) for count, (tile, _, _, _) in found for _ in range(count)]
+    points = [(tile, "_get_fwd_config", None) for count, (tile, _, _, _) in runs for _ in range(count)]
     reason = "FlashAttention-4's forward; GQA heads are packed unless the caller says otherwise"
     return _map(query, points, artifact, packed, "fa4", reason)
 
@@ -261,20 +272,23 @@ def _flash_attn_3(query: Query, source: Path | None) -> Granularity:
 
 
 def _packs_gqa(query: Query, tile: int, is_hopper: bool) -> tuple[bool, str]:
-    """FlashAttention-3's choice at the first position: GQA heads share a tile where that fills it better."""
+    """Whether FlashAttention-3 packs the GQA heads at the first position, and why.
+
+    Heads share a tile where that fills the tile better.
+    """
     group = _heads(query).group
     if group == 1:
         return False, "MHA has no heads to pack"
     if not is_hopper:
         return True, "GQA heads are always packed on sm8x"
-    without, packed = 1 / tile, group / (-(-group // tile) * tile)
-    if without < 0.9 * packed:
+    unpacked_share, packed_share = 1 / tile, group / (-(-group // tile) * tile)
+    if unpacked_share < 0.9 * packed_share:
         return True, "GQA heads are packed: without it less than 0.9 of the share of useful rows is reached"
     return False, "GQA heads are not packed: the tile is full without it"
 
 
 def _capability(query: Query) -> tuple[int, int]:
-    """The compute capability that a rule asks for. Raises RuleUnknown where the catalog does not know it."""
+    """The compute capability of the query's device. Raises RuleUnknown if the catalog does not know it."""
     if query.device.compute_capability is None:
         raise RuleUnknown(
             f"the rule asks for the compute capability of {query.device.name}, which the catalog does not know"
@@ -283,7 +297,7 @@ def _capability(query: Query) -> tuple[int, int]:
 
 
 def _kv_bytes(query: Query) -> int:
-    """Bytes of a cached element. Raises RuleUnknown for a dtype that these rules are not read for."""
+    """Bytes of a cached element. Raises RuleUnknown for a dtype that is not in KV_BYTES."""
     if query.dtype not in KV_BYTES:
         raise RuleUnknown(f"attention rules are read for {', '.join(KV_BYTES)}, not for {query.dtype}")
     return KV_BYTES[query.dtype]
@@ -295,7 +309,7 @@ def _heads(query: Query) -> HeadShape:
 
 
 def _member(artifact: Artifact, ending: str) -> str:
-    """The text of the release's file of this name. Raises RuleUnknown."""
+    """The text of the release's file with this name. Raises RuleUnknown if the release has no such file."""
     for name in sorted(artifact.names):
         if name == ending or name.endswith("/" + ending):
             return artifact.read(name)

@@ -1,6 +1,7 @@
-"""The code that makes a choice, where the choice can't be evaluated: a digest of each function that it may reach.
+"""Digests of the code that makes a choice, for choices that can't be evaluated.
 
-Two releases with the same code choose the same, whatever that is. Comments, docstrings, annotations and layout are no code.
+Each function that the choice may reach has a digest. Two releases with the same code make the same choice, whichever
+that is. Comments, docstrings, annotations and layout do not count as code.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Iterable, Mapping
 
 
 def code_of(sources: Mapping[str, str], starts: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """(function, digest) of what is reached from (module, name), sorted.
+    """(function, digest) of everything that is reached from the starts, sorted. A start is (module, name).
 
-    Followed are names of the same file, names imported from the release's other files, and attributes of imported modules. Of a
-    class the values and those methods count whose names are used anywhere on the way. A start that is not there is left out.
+    The walk follows names of the same file, names imported from other files of the release, and attributes of imported
+    modules. A class counts with its values and with those methods whose names are used anywhere on the way. A start
+    that does not exist is left out.
     """
     walk = _Walk(sources)
     for module, name in starts:
@@ -24,7 +26,7 @@ def code_of(sources: Mapping[str, str], starts: Iterable[tuple[str, str]]) -> tu
 
 
 class _Walk:
-    """What was reached, and the names of attributes that were used on the way."""
+    """The definitions that were reached, and the names of the attributes that were used on the way."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sources = sources
@@ -34,7 +36,7 @@ class _Walk:
         self._methods: dict[str, list[tuple[str, ast.ClassDef, ast.FunctionDef]]] = {}
 
     def reach(self, module: str, name: str) -> None:
-        """Follow a name of a module, and all that it uses."""
+        """Follow a name of a module, and everything that it uses."""
         waiting = [(module, name)]
         while waiting:
             module, name = waiting.pop()
@@ -61,19 +63,19 @@ class _Walk:
                 waiting += self._uses(path, node)
 
     def digests(self) -> dict[str, str]:
-        """The digest of each function or value by "file: name"."""
-        found = {}
+        """The digest of each function or value, by "file: name"."""
+        digest_by_name = {}
         for (path, name), node in self._reached.items():
             if isinstance(node, ast.ClassDef):
                 for item in node.body:
                     if isinstance(item, ast.FunctionDef) and (item.name in self._used or item.name.startswith("__")):
-                        found[f"{path}: {name}.{item.name}"] = _digest(item)
+                        digest_by_name[f"{path}: {name}.{item.name}"] = _digest(item)
                 parts: list[ast.stmt] = [ast.Expr(b) for b in node.bases]
                 parts += [i for i in node.body if isinstance(i, (ast.Assign, ast.AnnAssign))]
-                found[f"{path}: {name}"] = _digest(ast.Module(parts, []))
+                digest_by_name[f"{path}: {name}"] = _digest(ast.Module(parts, []))
             else:
-                found[f"{path}: {name}"] = _digest(node)
-        return found
+                digest_by_name[f"{path}: {name}"] = _digest(node)
+        return digest_by_name
 
     def _uses(self, path: str, node: ast.AST) -> list[tuple[str, str]]:
         module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -104,7 +106,7 @@ class _Walk:
         return []
 
     def _modules(self, path: str, node: ast.stmt, name: str) -> list[tuple[str, str]]:
-        """The module that an imported name may stand for: (package, module)."""
+        """(package, module) pairs that an imported name may stand for."""
         if isinstance(node, ast.Import):
             return [(a.name, "") for a in node.names if (a.asname or a.name) == name]
         return self._imported(path, node, name)

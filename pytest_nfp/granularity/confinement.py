@@ -1,7 +1,7 @@
-"""Walls around the process that runs foreign code. The process puts them up itself, before the first foreign line, and can't take them down.
+"""Walls around the process that runs foreign code. It puts them up before the first foreign line and can't remove them.
 
-Standard library alone, and no import of this package: the worker loads this file by its path. Linux has all walls; elsewhere those
-that are missing are named, with the reason.
+This file uses the standard library alone and imports nothing of this package: the worker loads it by its path. Linux
+has all walls. Elsewhere the missing walls are named, with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 MEMORY_BYTES = 1 << 30
 REQUIRED = ("landlock", "seccomp")
-"""Walls without which code from a folder is not run."""
+"""Code from a folder is not run without these walls."""
 
 # prctl(2), unshare(2)
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
@@ -30,14 +30,14 @@ _CAPABILITIES_V3 = 0x20080522
 _LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446
 _LANDLOCK_VERSION = 1
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""By ABI: how many rights over files there are. None is given back: the worker may open nothing."""
+"""By ABI: the number of rights over files. No right is given back: the worker may open nothing."""
 _NETWORK_RIGHTS, _SCOPES = 0b11, 0b11
 """TCP bind and connect (from ABI 4 on); abstract sockets and signals (from ABI 6 on)."""
 
 # seccomp(2)
 _LOAD, _EQUAL, _AT_LEAST, _HAS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050001, 0x80000000
-"""Refused is EPERM. A call of another architecture ends the process."""
+"""A refused call gets EPERM. A call of another architecture ends the process."""
 _NUMBER, _ARCHITECTURE = 0, 4
 _PROT_EXEC = 4
 _X32 = 0x40000000
@@ -59,17 +59,17 @@ _CALLS: dict[str, tuple[int, dict[str, int]]] = {
         },
     ),
 }  # fmt: skip
-"""By machine: its audit number, and the calls that a rule needs: memory, time, its two output pipes, the end."""
+"""By machine: its audit number, and the calls that a rule needs for memory, time, its two output pipes and the exit."""
 
 
 class Absent(Exception):
-    """A wall that can't be put up here; the message says why."""
+    """A wall that can't be put up here. The message is the reason."""
 
 
 def confine(trusted: frozenset[CodeType], setter: object) -> dict[str, str]:
-    """Put up all walls in their order. Returns the reason of each that is missing, by name; "" where it stands.
+    """Put up all walls in their order, before the first foreign line runs.
 
-    trusted, setter: as watch_events has them. The first foreign line runs after this.
+    Returns by wall the reason why it is missing, or "" where it stands. trusted, setter: as for watch_events.
     """
     walls: dict[str, Callable[[], None]] = {
         "namespaces": leave_namespaces,
@@ -90,7 +90,10 @@ def _reason(build: Callable[[], None]) -> str:
 
 
 def leave_namespaces() -> None:
-    """No network, no shared memory and no file of the machine in sight: the root is the worker's own empty folder. Raises Absent, OSError."""
+    """Leave the machine's network, shared memory and files: the root becomes the worker's own empty folder.
+
+    Raises Absent, OSError.
+    """
     if sys.platform != "linux":
         raise Absent(f"{sys.platform} has none")
     _call("unshare", _NEW_USER | _NEW_MOUNTS | _NEW_NETWORK | _NEW_IPC | _NEW_NAMES)
@@ -99,7 +102,11 @@ def leave_namespaces() -> None:
 
 
 def refuse_files() -> None:
-    """Landlock: no file may be opened, made, linked, renamed, cut or removed, no port bound or reached. Raises Absent, OSError."""
+    """Landlock: refuse all access to files and ports.
+
+    No file may be opened, made, linked, renamed, cut or removed. No port may be bound or reached. Raises Absent,
+    OSError.
+    """
     if sys.platform != "linux":
         raise Absent(f"{sys.platform} has no Landlock")
     abi = _libc().syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION)
@@ -124,23 +131,26 @@ def refuse_files() -> None:
 
 
 def limit_resources() -> None:
-    """No new file, process or core, no byte into a file, memory as given, no privilege. Raises ValueError, OSError."""
+    """Allow no new file, process or core dump, no byte written to a file, no privilege, and MEMORY_BYTES of memory.
+
+    Raises ValueError, OSError.
+    """
     limits = {"RLIMIT_AS": MEMORY_BYTES, "RLIMIT_NOFILE": 0, "RLIMIT_NPROC": 0, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0}
     for name, most in limits.items():
         kind = getattr(resource, name, None)
         if kind is not None:
             resource.setrlimit(kind, (most, most))
     if sys.platform == "linux":
-        # Root has limits lifted by its capabilities.
+        # The capabilities of root would lift the limits.
         header, none = struct.pack("II", _CAPABILITIES_V3, 0), bytes(24)
         _call("capset", header, none)
         _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
-        # Who asked may be killed: nothing is left behind.
+        # The worker ends with its parent, even if the parent is killed.
         _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def refuse_calls() -> None:
-    """seccomp: every system call but those of _CALLS is refused. Raises Absent, OSError."""
+    """seccomp: refuse every system call that is not in _CALLS. Raises Absent, OSError."""
     machine = os.uname().machine
     if sys.platform != "linux" or machine not in _CALLS:
         raise Absent(f"no filter is known for {sys.platform} on {machine}")
@@ -153,7 +163,7 @@ def refuse_calls() -> None:
 
 
 def call_filter(machine: str) -> bytes:
-    """The filter of a machine as BPF instructions of 8 bytes."""
+    """The seccomp filter of a machine, as BPF instructions of 8 bytes."""
     architecture, numbers = _CALLS[machine]
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -171,7 +181,7 @@ def call_filter(machine: str) -> bytes:
 
 
 def _low(argument: int) -> tuple[int, int, int, int]:
-    """Load the lower half of an argument: both machines are little-endian."""
+    """Load the lower half of a call's argument. Both machines are little-endian."""
     return _LOAD, 0, 0, 16 + 8 * argument
 
 
@@ -179,32 +189,34 @@ _REFUSED = (_RETURN, 0, 0, _REFUSE)
 _NO_CODE = [_low(2), (_HAS, 0, 1, _PROT_EXEC), _REFUSED]
 _OWN_CPU_LIMIT = [(_EQUAL, 1, 0, 0), _REFUSED]
 _ARGUMENTS: dict[str, list[tuple[int, int, int, int]]] = {
-    # To the output and the error pipe alone.
+    # Only to the output and the error pipe.
     "write": [_low(0), (_EQUAL, 2, 0, 1), (_EQUAL, 1, 0, 2), _REFUSED],
-    # Memory without a file behind it, in which nothing is executed.
+    # Only memory that has no file behind it and is not executable.
     "mmap": [*_NO_CODE, _low(4), (_EQUAL, 1, 0, 0xFFFFFFFF), _REFUSED],
     "mprotect": _NO_CODE,
-    # The processor time of each question, which the worker sets for itself: RLIMIT_CPU is 0.
+    # Only the processor time of a question, which the worker sets for itself: RLIMIT_CPU is 0.
     "setrlimit": [_low(0), *_OWN_CPU_LIMIT],
     "prlimit64": [_low(0), *_OWN_CPU_LIMIT, _low(1), *_OWN_CPU_LIMIT],
 }
-"""What a call's arguments must be: instructions that refuse, or fall through to the allowance."""
+"""By call: instructions that check its arguments. They refuse the call, or fall through to the instruction that allows
+it."""
 
 
 def watch_events(trusted: frozenset[CodeType], setter: object) -> None:
-    """An audit hook that ends the process at the first event that a rule has no business with.
+    """Add an audit hook that ends the process at the first event that no rule needs.
 
-    trusted: functions that make code and look at frames for a rule, such as those of dataclasses; what they make is not
-    trusted. setter: the function that may set the processor time. Both as code objects: a rule can give its own code
-    another's globals, but not another's code. ctypes, which writes to memory without an event, is taken away.
+    trusted: functions that make code and look at frames for a rule, such as those of dataclasses. The code that they
+    make is not trusted. setter: the function that may set the processor time. Both are given as code objects: a rule
+    can give its own code the globals of another function, but not the code of another. ctypes is taken away, because it
+    writes to memory without an event.
     """
     leave, write, frame_of, refuse = os._exit, os.write, sys._getframe, 70
     attributes = ("object.__getattr__", "object.__setattr__", "object.__delattr__")
     makers = frozenset(("builtins.id", "compile", "exec", "sys._getframe", *attributes))
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        # To look at a frame and at its code are events too, and harm nobody. No flag tells them from others: a finalizer that
-        # runs meanwhile would profit by it.
+        # The hook's own looks at a frame and at its code are events too, and harmless. No flag marks them: a finalizer
+        # that runs while the flag is set would profit by it.
         if event == "object.__getattr__" and arguments[1] == "f_code":
             return
         if event == "sys._getframe" and arguments[0].f_code is own:
@@ -225,28 +237,28 @@ def watch_events(trusted: frozenset[CodeType], setter: object) -> None:
 
 
 def codes_of(names: Iterable[object]) -> frozenset[CodeType]:
-    """The code of functions, of the methods of classes, and of what is defined inside them."""
-    found: set[CodeType] = set()
-    seen: set[int] = set()
-    left = list(names)
-    while left:
-        value = left.pop()
-        if id(value) in seen:
+    """The code of functions, of the methods of classes, and of everything that is defined inside them."""
+    codes: set[CodeType] = set()
+    visited: set[int] = set()
+    pending = list(names)
+    while pending:
+        value = pending.pop()
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, CodeType):
-            found.add(value)
-            left.extend(c for c in value.co_consts if isinstance(c, CodeType))
+            codes.add(value)
+            pending.extend(c for c in value.co_consts if isinstance(c, CodeType))
         elif isinstance(value, type):
-            left.extend(vars(value).values())
+            pending.extend(vars(value).values())
         elif isinstance(value, FunctionType):
-            left.append(value.__code__)
-            left.append(getattr(value, "__wrapped__", None))
+            pending.append(value.__code__)
+            pending.append(getattr(value, "__wrapped__", None))
         else:
-            # Kinds of methods, caches and properties hold the function that they stand for.
+            # Methods, caches and properties hold the function that they stand for.
             held = ("__func__", "__wrapped__", "fget", "func")
-            left.extend(vars(type(value)).get(h) and getattr(value, h, None) for h in held)
-    return frozenset(found)
+            pending.extend(vars(type(value)).get(h) and getattr(value, h, None) for h in held)
+    return frozenset(codes)
 
 
 def _no_new_privileges() -> None:

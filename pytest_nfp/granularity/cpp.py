@@ -1,7 +1,7 @@
-"""A small evaluator for C++ granularity rules, over tree-sitter's syntax tree.
+"""A small evaluator for granularity rules in C++, over the syntax tree of tree-sitter.
 
-It knows what the rules use: if/else, return, local constants, comparisons, logic, arithmetic, the conditional operator,
-members of a named value, and calls that the caller supplies. Anything else makes the rule unknown.
+It knows what the rules use: if and else, return, local constants, comparisons, logic, arithmetic, the conditional
+operator, members of a named value, and calls that the caller supplies. Anything else makes the rule unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Reference:
-    """`&name` as an argument: what a supplied call sets through it becomes the variable's value."""
+    """`&name` as an argument of a supplied call: the value that the call sets becomes the value of the variable."""
 
     def __init__(self, names: Mapping[str, Any], name: str) -> None:
         self._names, self._name = names, name
@@ -75,7 +75,7 @@ def call_function(source: str, name: str, arguments: Mapping[str, Any], calls: M
 
 
 def local_constant(source: str, function: str, constant: str, arguments: Mapping[str, Any]) -> Any:
-    """The value of a local constant of a C++ function. Raises RuleUnknown if it has none that can be evaluated."""
+    """The value of a local constant of a C++ function. Raises RuleUnknown if there is none that can be evaluated."""
     for declaration in _descend(_function(source, function), "init_declarator"):
         declarator = declaration.child_by_field_name("declarator")
         value = declaration.child_by_field_name("value")
@@ -85,7 +85,10 @@ def local_constant(source: str, function: str, constant: str, arguments: Mapping
 
 
 def branch_value(source: str, function: str, variable: str, arguments: Mapping[str, Any]) -> Any:
-    """What a C++ function's if and else assign to a local variable, by its condition. Raises RuleUnknown."""
+    """The value that an if and else of a C++ function assign to a local variable, by its condition.
+
+    Raises RuleUnknown.
+    """
     for choice in _descend(_function(source, function), "if_statement"):
         condition = choice.child_by_field_name("condition")
         branches = [choice.child_by_field_name(name) for name in ("consequence", "alternative")]
@@ -126,13 +129,13 @@ def _function(source: str, name: str) -> Node:
 
 @lru_cache(maxsize=4096)
 def _descend(node: Node, kind: str) -> list[Node]:
-    found, queue = [], [node]
+    matches, queue = [], [node]
     while queue:
         n = queue.pop(0)
         if n.type == kind:
-            found.append(n)
+            matches.append(n)
         queue[:0] = n.children
-    return found
+    return matches
 
 
 def _text(node: Node) -> str:
@@ -160,7 +163,7 @@ def _run(node: Node, names: dict[str, Any], calls: Mapping[str, Callable[..., An
             for child in node.children_by_field_name("declarator"):
                 declarator, value = child.child_by_field_name("declarator"), child.child_by_field_name("value")
                 if declarator is None or value is None:
-                    continue  # Declared without a value: reading it before one is set is unknown.
+                    continue  # Declared without a value: a rule that reads it before it is set is unknown.
                 names[_text(declarator)] = _value(value, names, calls)
         case "expression_statement" if node.named_children and node.named_children[0].type == "call_expression":
             _value(node.named_children[0], names, calls)

@@ -1,9 +1,10 @@
 """Query split of torch's CPU flash-attention kernel, and the CPU kernels that have no tile rule.
 
-Compiled into torch, so a recorded rule: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, flash_attention_kernel_impl
-(commit 008ec6b): 32 query rows below 192 queries, 64 below 768, then 256; the last block ends with its rows, nothing is
-padded. Dense matmul and grouped_mm on a CPU, and vLLM's CPU kernels, map rows to no tile that is published: one row is
-one row.
+The split is compiled into torch, so it is a recorded rule: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp,
+flash_attention_kernel_impl (commit 008ec6b). A block has 32 query rows below 192 queries, 64 below 768, and 256 from
+there on. The last block ends with its rows: nothing is padded.
+
+Dense matmul and grouped_mm on a CPU, and vLLM's CPU kernels, publish no tile rule: their tile is one row.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _NO_TILE = (Range(1, 4096, 1, "no tile rule"),)
 
 
 def granularity(framework: str, release: str, module: str, kernel: str, dtype: str) -> Granularity:
-    """The map of a CPU kernel: torch's `sdpa` has the query split, the others have none."""
+    """The map of a CPU kernel: torch's `sdpa` has the query split, the others have no tile."""
     is_split = (framework, module) == ("torch", "attention")
     return Granularity(
         framework=framework,

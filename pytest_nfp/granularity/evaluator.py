@@ -1,6 +1,7 @@
-"""Run lifted Python rules in an isolated interpreter, many questions a process, answers kept in the cache.
+"""Run lifted Python rules in an isolated interpreter.
 
-A question is what `sandbox.py` reads: source, entry, stubs' facts, arguments, and the counter that is varied.
+One process answers many questions, and answers are kept in the cache. A question is what `sandbox.py` reads: source,
+entry, facts for the stubs, arguments, and the counter that is varied.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from pytest_nfp.granularity.query import DeviceFacts, Query
 SECONDS_A_QUESTION = 4
 """Processor time that one question may take."""
 LONGEST = 400
-"""Characters of a text of a rule that are shown."""
+"""Characters that are shown of a text that a rule wrote."""
 LARGEST_TILE, MAX_COUNTS = 1 << 16, 1 << 24
-"""Rows of a tile, and counts of a run: what is larger is no answer."""
+"""Most rows of a tile, and most counts of a run. An answer with more is refused."""
 MOST_BROKEN = 2
-"""Questions of one batch that may end their interpreter: a release whose rule loops would take its time for each."""
+"""Questions of one batch that may end their interpreter. A release whose rule loops would use its whole
+time for each."""
 MAX_KERNELS, MAX_RUNS = 2, 1 << 16
 ORIGINS = ("installed", "index")
-"""Where code may come from that runs without all walls: it can be imported here, or the index has its digest, as pip wants it."""
+"""Origins whose code runs without all walls too. Installed code can be imported here anyway. For a file on the index
+there is the index's digest, which is what pip goes by."""
 Runs = list[tuple[int, tuple[int, str | None, int | None, str]]]
-"""(how many counts in a row, (tile, tuned file or None, key or None, other parameters)), from count 1 on."""
+"""Runs of equal answers from count 1 on: (number of counts, (tile, tuned file or None, key or None, other
+parameters))."""
 
 
 def question(
@@ -50,9 +54,10 @@ def question(
     environment: dict[str, str] | None = None,
     triton_version: str = "",
 ) -> dict[str, Any]:
-    """What the sandbox is asked of a rule: the tile (the product of `result`'s fields) as `counter` runs from 1 on.
+    """A question to the sandbox: which tile a rule gives as `counter` runs from 1 on.
 
-    origin: of the artifact that holds the rule. texts: the only files that the rule sees, by path. The device and the end of the range are the query's.
+    The tile is the product of the fields named by `result`. origin: of the artifact that holds the rule. texts: the
+    only files that the rule sees, by path. The device and the end of the range are the query's.
     """
     return {
         "origin": origin,
@@ -71,7 +76,7 @@ def question(
 def surroundings(
     device: DeviceFacts, environment: dict[str, str] | None = None, triton_version: str = ""
 ) -> dict[str, Any]:
-    """What every question tells the stubs: the device, the environment variables, the triton."""
+    """The facts that every question gives the stubs: the device, the environment variables, the triton version."""
     return {
         "device_name": device.name,
         "compute_capability": device.compute_capability,
@@ -82,10 +87,11 @@ def surroundings(
 
 
 class Answer(BaseModel):
-    """One line of the worker, checked: it comes from a process that ran code of another maker."""
+    """One line of the worker, checked: the process that wrote it ran foreign code. It is of exactly one kind."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     number: Annotated[int, Field(ge=0)] = 0
+    """Number of the question in its batch, from 0 on."""
     runs: (
         Annotated[
             tuple[
@@ -99,14 +105,19 @@ class Answer(BaseModel):
         ]
         | None
     ) = None
+    """The tiles, as Runs."""
     kernel: str | None = None
+    """The backend that FlashInfer's own choice gives."""
     kernels: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_KERNELS)] | None = None
+    """The kernels that a release's choice gives."""
     asks_name: Literal[True] | None = None
+    """True if the choice compares device names, which the question did not give."""
     unknown: str | None = None
+    """Why the rule could not be evaluated."""
     refused: str | None = None
     """Why the worker did not run the rule: the walls that are missing."""
     walls: dict[str, str] = {}
-    """By wall: "" where it stood, else why not."""
+    """By wall: "" where it stood, else the reason why not."""
 
     @model_validator(mode="after")
     def _is_one(self) -> Answer:
@@ -117,7 +128,7 @@ class Answer(BaseModel):
 
     @property
     def reason(self) -> RuleUnknown | None:
-        """Why there is no answer."""
+        """Why the question has no answer. None if it has one."""
         if self.refused is not None:
             return RuleUnknown(
                 f"the rule was not evaluated: this machine can't confine code from a folder ({_shown(self.refused)});"
@@ -135,18 +146,24 @@ _walls: dict[str, str] = {}
 
 
 def trust_archives(is_trusted: bool) -> None:
-    """Run code from a folder on machines that lack a wall too (--nfp-trust-artifacts). A setting of the process."""
+    """Run code from a folder also on machines that lack a wall (--nfp-trust-artifacts).
+
+    This is a setting of the process.
+    """
     global _trusted  # noqa: PLW0603  # one command, one trust
     _trusted = (*ORIGINS, "archive") if is_trusted else ORIGINS
 
 
 def walls() -> dict[str, str]:
-    """The walls around the rules that were evaluated so far, now or when their answers were kept: "" where all had it, else why not."""
+    """The walls around all rules that were evaluated so far: "" where every rule had the wall, else why not.
+
+    An answer from the cache counts with the walls of its evaluation.
+    """
     return dict(_walls)
 
 
 def missing_walls() -> str:
-    """The walls that are missing here, in words, for one warning; "" where none is or nothing was evaluated."""
+    """The text of one warning that names the missing walls. "" if none is missing or nothing was evaluated."""
     missing = [f"{name} ({_shown(why)})" for name, why in _walls.items() if why]
     return f"rules were evaluated without {', '.join(missing)}" if missing else ""
 
@@ -158,10 +175,10 @@ def evaluate(questions: Sequence[dict[str, Any]]) -> list[Runs | RuleUnknown]:
 
 def evaluate_attention_backend(question: dict[str, Any]) -> str | RuleUnknown:
     """The backend that FlashInfer's own choice gives, or the reason why it is unknown."""
-    found = _answers([question])[0]
-    if found.reason is not None or found.kernel is None:
-        return found.reason or _of_another_kind()
-    return _shown(found.kernel)
+    answer = _answers([question])[0]
+    if answer.reason is not None or answer.kernel is None:
+        return answer.reason or _of_another_kind()
+    return _shown(answer.kernel)
 
 
 def evaluate_kernels(
@@ -169,9 +186,9 @@ def evaluate_kernels(
 ) -> list[list[str] | RuleUnknown]:
     """The kernels of each question, or the reason why they are unknown.
 
-    Devices are asked about by their compute capability alone; a choice that compares their names is asked again with
-    them. shared: what all questions have in common, a release's sources. They are read only where an answer is not kept
-    yet; `identity` stands for them in the cache.
+    A device is described by its compute capability alone. If a choice compares device names, the question is asked
+    again with the name. shared: returns what all questions have in common, which is the sources of a release. It is
+    called only if an answer is not in the cache. identity: stands for the shared part in the cache.
     """
     answers = _answers([q | {"device_name": None} for q in questions], identity, shared)
     by_name = [i for i, a in enumerate(answers) if a.asks_name]
@@ -197,15 +214,15 @@ def _answers(
             answers[key] = answer
             if is_kept:
                 _keep(key, answer)
-    found = [a for k in keys if (a := answers[k]) is not None]
-    for answer in found:
+    complete = [a for k in keys if (a := answers[k]) is not None]
+    for answer in complete:
         for name, why in answer.walls.items():
             _walls[name] = why or _walls.get(name, "")
-    return found
+    return complete
 
 
 def _shown(text: object) -> str:
-    """A text that a rule may have written, made harmless and not longer than a message."""
+    """A text that a rule may have written, made harmless and cut to the length of a message."""
     return shortened(shown_line(str(text)), LONGEST)
 
 
@@ -216,7 +233,10 @@ def _runs(answer: Answer) -> Runs | RuleUnknown:
 
 
 def _run(questions: list[dict[str, Any]], shared: dict[str, Any]) -> list[tuple[Answer, bool]]:
-    """(answer, whether it may be kept) of each. What one maker's code writes can't stand for another's: each source has its processes."""
+    """(answer, whether it may be kept) of each question.
+
+    Each source has its own processes, so that the code of one maker can't write the answers of another's.
+    """
     answers = []
     for _, batch in groupby(questions, lambda q: (q["origin"], q.get("source", ""))):
         answers += _run_batch(list(batch), shared)
@@ -224,19 +244,20 @@ def _run(questions: list[dict[str, Any]], shared: dict[str, Any]) -> list[tuple[
 
 
 def _run_batch(questions: list[dict[str, Any]], shared: dict[str, Any]) -> list[tuple[Answer, bool]]:
-    """One process for all; where a rule ends it, another one for those that come after.
+    """(answer, whether it may be kept) of each question, from one process.
 
-    What ended a process is not kept: a rule that ran out of time may end on a quieter machine.
+    If a rule ends the process, another one answers the questions after it. The answer that ended it is not kept: a rule
+    that ran out of time may end in time on a quieter machine.
     """
     answers: list[tuple[Answer, bool]] = []
     broken = 0
     while len(answers) < len(questions):
         if broken == MOST_BROKEN:
-            why = Answer(unknown=f"not asked: {broken} questions before it ended without an answer")
-            answers += [(why, False)] * (len(questions) - len(answers))
+            unasked = Answer(unknown=f"not asked: {broken} questions before it ended without an answer")
+            answers += [(unasked, False)] * (len(questions) - len(answers))
             break
-        found, reason = _ask(questions[len(answers) :], shared)
-        answers += [(a, a.refused is None) for a in found]
+        answered, reason = _ask(questions[len(answers) :], shared)
+        answers += [(a, a.refused is None) for a in answered]
         if reason and len(answers) < len(questions):
             answers.append((Answer(unknown=reason), False))
             broken += 1
@@ -244,21 +265,21 @@ def _run_batch(questions: list[dict[str, Any]], shared: dict[str, Any]) -> list[
 
 
 def _ask(questions: list[dict[str, Any]], shared: dict[str, Any]) -> tuple[list[Answer], str]:
-    """The answers up to the one that ended the process, and how it ended; "" where all were answered."""
+    """The answers up to the question that ended the process, and how it ended; "" if all were answered."""
     request = {"shared": shared, "questions": questions, "seconds": SECONDS_A_QUESTION, "trusted": _trusted}
     written = worker.run(request, SECONDS_A_QUESTION)
     if not written.lines:
         return [], f"the process that evaluates it did not start: {_shown(written.ended)}"
     answers: list[Answer] = []
     try:
-        stood = _Walls.model_validate_json(written.lines[0]).walls
+        standing = _Walls.model_validate_json(written.lines[0]).walls
         for line in written.lines[1:]:
             answer = Answer.model_validate_json(line)
             if answer.number != len(answers) or len(answers) == len(questions):
                 raise ValueError("it answered another question than the one that was asked")
-            answers.append(answer.model_copy(update={"walls": stood, "number": 0}))
+            answers.append(answer.model_copy(update={"walls": standing, "number": 0}))
     except ValueError as error:
-        # Of a pydantic error the first line and the place are enough.
+        # The message of a pydantic error and its place in the answer are enough.
         return answers[: len(questions) - 1], f"the rule's answer is none: {_first_error(error)}"
     if written.ended or len(answers) < len(questions):
         return answers, f"the rule ended the interpreter: {_shown(written.ended or 'it left without an answer')}"
@@ -270,6 +291,7 @@ class _Walls(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     walls: dict[str, str]
+    """By wall: "" where it stands, else the reason why not."""
 
 
 def _first_error(error: ValueError) -> str:
@@ -286,7 +308,7 @@ def _sandbox_digest() -> bytes:
 
 
 def _key(question: dict[str, Any], identity: str) -> str:
-    # An answer of code from a folder stands for that code alone.
+    # Code from a folder has answers of its own, so its origin is a part of the key.
     asked = identity + json.dumps(
         {n: v for n, v in question.items() if n != "origin" or v == "archive"}, sort_keys=True
     )
@@ -300,7 +322,7 @@ def _cached(key: str) -> Answer | None:
         return None
     try:
         return Answer.model_validate_json(path.read_bytes())
-    except (OSError, ValueError):  # Not there, or damaged: it is asked again.
+    except (OSError, ValueError):  # Missing or damaged: the question is asked again.
         return None
 
 

@@ -1,7 +1,7 @@
-"""BLOCK_SIZE_M of the fused-MoE Triton kernel of vLLM and SGLang: the release's own rule and tuned files, evaluated.
+"""BLOCK_SIZE_M of the fused-MoE Triton kernel of vLLM and SGLang, by the release's own rule and tuned files.
 
-The rule's source is lifted and run by `sandbox.py` in a separate interpreter. Where the two frameworks differ is data:
-which file holds the rule, and which triton it is run with (SGLang keys its tuned files by triton version).
+`sandbox.py` runs the lifted source of the rule in a separate interpreter. The two frameworks differ in data alone:
+which file holds the rule, and which triton version it runs with. SGLang keys its tuned files by triton version.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ DTYPES: dict[str, tuple[str | None, list[int] | None]] = {
     "fp8-block": ("fp8_w8a8", [128, 128]),
 }
 FAR_KEY = 2.0
-"""A tuned key is distant when the counts that it serves reach more than this factor beyond it."""
+"""A tuned key is distant if the counts that it serves reach more than this factor beyond it."""
 
 
 def granularity(query: Query, archives: Path | None = None) -> Granularity:
     """The piecewise map over M = 1..max_count. Raises RuleUnknown with the reason."""
-    found = granularities([query], archives)[0]
-    if isinstance(found, RuleUnknown):
-        raise found
-    return found
+    answer = granularities([query], archives)[0]
+    if isinstance(answer, RuleUnknown):
+        raise answer
+    return answer
 
 
 def granularities(queries: Sequence[Query], archives: Path | None = None) -> list[Granularity | RuleUnknown]:
-    """Maps of many queries, each or the reason why it is unknown; one evaluation for the queries of one release."""
+    """For each query its map, or the reason why the map is unknown.
+
+    The queries of one release are evaluated together.
+    """
     answers: list[Granularity | RuleUnknown | None] = [None] * len(queries)
     questions: dict[Artifact, list[tuple[int, dict[str, Any]]]] = {}
     for i, query in enumerate(queries):
@@ -75,9 +78,9 @@ def _map(
     folders = {Path(path).parent.name for _, (_, path, _, _) in runs if path}
     warnings = [*_near_misses(artifact, query, {r.source for r in ranges}), *_key_gaps(ranges)]
     kernel = choice.kernel
-    if query.framework == "sglang" and folders and (mine := _triton_folder(artifact)) not in folders:
+    if query.framework == "sglang" and folders and (own_folder := _triton_folder(artifact)) not in folders:
         served = ", ".join(sorted(folders))
-        warnings.append(f"same shape, other source folder: {served} serves {mine}, which has no such file")
+        warnings.append(f"same shape, other source folder: {served} serves {own_folder}, which has no such file")
     if kernel == "marlin" and query.framework == "vllm":
         ranges, warnings, parameters = _marlin(query, archives), [], ()
     elif kernel == UNKNOWN:
@@ -106,11 +109,11 @@ def _map(
 
 
 def _marlin(query: Query, archives: Path | None) -> tuple[Range, ...]:
-    """Marlin's own rule, by the experts of this rank. Raises RuleUnknown."""
-    found = evaluator.evaluate([kernel_choice.marlin_question(query, archives)])[0]
-    if isinstance(found, RuleUnknown):
-        raise found
-    return from_runs((count, (tile, "marlin's size rule", None)) for count, (tile, _, _, _) in found)
+    """The ranges of Marlin's own rule, by the experts of this rank. Raises RuleUnknown."""
+    runs = evaluator.evaluate([kernel_choice.marlin_question(query, archives)])[0]
+    if isinstance(runs, RuleUnknown):
+        raise runs
+    return from_runs((count, (tile, "marlin's size rule", None)) for count, (tile, _, _, _) in runs)
 
 
 def _environment() -> tuple[tuple[str, str], ...]:
@@ -118,28 +121,28 @@ def _environment() -> tuple[tuple[str, str], ...]:
 
 
 def _question(artifact: Artifact, query: Query) -> dict[str, Any]:
-    """What the sandbox is asked. Raises RuleUnknown where the release has no rule of this shape."""
+    """The question to the sandbox. Raises RuleUnknown if the release has no rule for it."""
     if query.dtype not in DTYPES:
         raise RuleUnknown(f"the fused-MoE rule is read for {', '.join(DTYPES)}, not for {query.dtype}")
     shape = query.shape
     assert isinstance(shape, ExpertShape)
     files = frameworks.known()[query.framework].rule_files
-    found = [n for f in files for n in sorted(artifact.names) if n.endswith(f)]
-    if not found:
+    present = [n for f in files for n in sorted(artifact.names) if n.endswith(f)]
+    if not present:
         raise RuleUnknown(f"{artifact.file} holds none of {', '.join(files)}")
     rule_file, source = next(
-        ((n, text) for n in found if f"def {ENTRY}(" in (text := artifact.read(n))), (found[0], None)
+        ((n, text) for n in present if f"def {ENTRY}(" in (text := artifact.read(n))), (present[0], None)
     )
     if source is None:
         raise RuleUnknown(f"{artifact.file}: {rule_file} has no function {ENTRY}")
     folder = rule_file.rpartition("/")[0]
     environment = dict(_environment())
     dtype, block_shape = DTYPES[query.dtype]
-    # Only files that this shape could resolve to are read: a release has hundreds of others. Folders are seen by name.
+    # Only files that this shape could use are read: a release has hundreds of others. Of those the names count alone.
     stem = re.compile(rf"/E={shape.experts},N={shape.width}[,.]")
     texts = {n: "{}" for n in artifact.names if n.startswith(f"{folder}/configs/")}
     texts |= {n: artifact.read(n) for n in texts if stem.search(n)}
-    # Names of other shapes matter to a listing of folders alone: one stands for all of a folder.
+    # The names of other shapes matter only where folders are listed: one file stands for all of a folder.
     texts = {n: t for n, t in texts.items() if stem.search(n)} | {
         f"{folder}/configs/{f}/other.json": "{}"
         for f in {n.split("/configs/")[1].split("/")[0] for n in texts}
@@ -170,7 +173,7 @@ def _question(artifact: Artifact, query: Query) -> dict[str, Any]:
 
 
 def _user_files(environment: dict[str, str], stem: re.Pattern[str]) -> dict[str, str]:
-    """Tuned files of a folder that an environment variable of the framework names."""
+    """Tuned files for this shape from the folders that the framework's environment variables name."""
     texts = {}
     for name in ("VLLM_TUNED_CONFIG_FOLDER", "SGLANG_MOE_CONFIG_DIR"):
         if folder := environment.get(name):
@@ -182,7 +185,7 @@ def _user_files(environment: dict[str, str], stem: re.Pattern[str]) -> dict[str,
 
 @lru_cache(maxsize=128)
 def _triton(artifact: Artifact) -> str:
-    """The triton that the release's pinned torch brings. Raises RuleUnknown where it can't be told."""
+    """The triton version that the release's pinned torch requires. Raises RuleUnknown if the release pins no torch."""
     for name in sorted(artifact.names):
         if name.endswith(("METADATA", "PKG-INFO")):
             pinned = re.search(r"^Requires-Dist: torch\s*\(?==([\d.]+)", artifact.read(name), re.MULTILINE)
@@ -196,7 +199,7 @@ def _triton_folder(artifact: Artifact) -> str:
 
 
 def _key_gaps(ranges: Sequence[Range]) -> list[str]:
-    """Counts that a distant tuned key serves: the nearest key wins at any M."""
+    """Warnings about counts that a distant tuned key serves: the nearest key serves any M."""
     served: dict[tuple[str, int], tuple[int, int]] = {}
     for r in ranges:
         if r.key is not None:
@@ -210,7 +213,10 @@ def _key_gaps(ranges: Sequence[Range]) -> list[str]:
 
 
 def _near_misses(artifact: Artifact, query: Query, used: set[str]) -> list[str]:
-    """Tuned files for this shape and dtype that another device name would have found (names match to the letter)."""
+    """Warnings about tuned files for this shape and dtype under another device name.
+
+    The rule does not find them: names must match to the letter.
+    """
     if used != {"default rule"}:
         return []
     shape = query.shape
@@ -218,7 +224,7 @@ def _near_misses(artifact: Artifact, query: Query, used: set[str]) -> list[str]:
     dtype, block_shape = DTYPES[query.dtype]
     stem = f"E={shape.experts},N={shape.width},device_name="
     tail = (f",dtype={dtype}" if dtype else "") + (f",block_shape={block_shape}" if block_shape else "") + ".json"
-    mine = query.device.name.replace(" ", "_")
+    own_name = query.device.name.replace(" ", "_")
     others = set()
     for name in artifact.names:
         file = name.rpartition("/")[2].replace(", ", ",")
@@ -230,14 +236,15 @@ def _near_misses(artifact: Artifact, query: Query, used: set[str]) -> list[str]:
     def family(device: str) -> str:
         return device.removeprefix("NVIDIA_").removeprefix("GeForce_").split("-")[0].split("_")[0]
 
-    near = sorted(o for o in others - {mine} if _related(family(o), family(mine)))
+    near = sorted(o for o in others - {own_name} if _related(family(o), family(own_name)))
     return [
-        f"default rule in force; a tuned file exists for {o}, not for {mine}: names match to the letter" for o in near
+        f"default rule in force; a tuned file exists for {o}, not for {own_name}: names match to the letter"
+        for o in near
     ]
 
 
 RELATED = ({"H100", "H800"}, {"A100", "A800"})
-"""Families whose files people expect to be found for one another."""
+"""Device families of which people expect that one's tuned files serve the other."""
 
 
 def _related(a: str, b: str) -> bool:

@@ -1,10 +1,12 @@
-"""Which fused-MoE kernel a release runs before any tile: its own choice, evaluated.
+"""Which fused-MoE kernel a release runs, by the release's own choice. The choice comes before any tile.
 
-vLLM: newer releases have a selection function a number format (`oracle/`), which asks every kernel class in turn what it
-supports; older ones a function for FP8 alone. SGLang: the server arguments choose by the model's class, and the
-quantisation method makes a runner of what they leave `auto`. Both run in the sandbox, for one rank or expert parallelism
-in one node, in the default environment, with FlashInfer where the release requires it. DeepGEMM is not a requirement: both
-answers are asked where the release asks for it.
+vLLM: newer releases have a selection function for each number format (`oracle/`), which asks every kernel class in turn
+what it supports. Older releases have a function for FP8 alone. SGLang: the server arguments choose by the model's
+class. Where they leave `auto`, the quantisation method chooses the runner.
+
+Both are evaluated in the sandbox: for one rank or expert parallelism in one node, in the default environment, with
+FlashInfer where the release requires it. DeepGEMM is not a requirement: where the release asks for it, the choice is
+evaluated with both answers.
 """
 
 from __future__ import annotations
@@ -41,37 +43,40 @@ CLASSES = {
         "fp8": ("sglang.srt.layers.quantization.fp8", "Fp8MoEMethod"),
     },
 }
-"""The classes in which a release without a selection function chooses."""
+"""The classes that make the choice in a release without a selection function."""
 LONGEST_SOURCE = 1 << 20
-"""Characters of a source that is parsed here: a release's longest has half as many."""
+"""Most characters of a source that is parsed in this process. A release's longest source has half as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernel that a release runs, and why.
-
-    code: (function, digest) of all that makes the choice, where the kernel is unknown: two releases with the same code choose
-    the same kernel, whichever that is.
-    """
+    """The kernel that a release runs, and why."""
 
     kernel: str
+    """Name of the kernel, or `unknown`. Two names where the choice depends on what is installed."""
     reason: str
+    """Which code made the choice for which workload, or why the kernel is unknown."""
     code: tuple[tuple[str, str], ...] = ()
+    """(function, digest) of everything that makes the choice, where the kernel is unknown. Two releases with the same
+    code choose the same kernel, whichever that is."""
 
 
 def kernel_choices(queries: Sequence[Query], archives: Path | None = None) -> list[Choice]:
-    """The kernel of each query, or `unknown` with the reason; the queries of one release are evaluated together."""
+    """The kernel of each query, or `unknown` with the reason.
+
+    The queries of one release are evaluated together.
+    """
     answers: dict[int, Choice] = {}
     asked: dict[Artifact, list[tuple[int, dict[str, Any], str]]] = {}
     for i, query in enumerate(queries):
         artifact = None
         try:
             artifact = opened(query.framework, query.release, archives)
-            found = _asked(artifact, query)
-            if isinstance(found, Choice):
-                answers[i] = found
+            question_or_choice = _asked(artifact, query)
+            if isinstance(question_or_choice, Choice):
+                answers[i] = question_or_choice
             else:
-                asked.setdefault(artifact, []).append((i, *found))
+                asked.setdefault(artifact, []).append((i, *question_or_choice))
         except RuleUnknown as reason:
             answers[i] = _unknown(artifact, query, str(reason))
     for artifact, questions in asked.items():
@@ -93,7 +98,7 @@ def kernel_choice(query: Query, archives: Path | None = None) -> Choice:
 
 
 def _asked(artifact: Artifact, query: Query) -> Choice | tuple[dict[str, Any], str]:
-    """What the sandbox is asked, and the words for its answer; the answer itself where it needs no question."""
+    """The question to the sandbox and the reason that its answer gets, or the choice where no question is needed."""
     shape = query.shape
     assert isinstance(shape, ExpertShape)
     parallel = shape.expert_parallel
@@ -143,7 +148,7 @@ def _kind(dtype: str) -> str:
 
 
 def _identity(artifact: Artifact) -> str:
-    """What stands for a release's sources in the cache."""
+    """The text that stands for a release's sources in the cache."""
     return f"{artifact.file} {artifact.sha256}"
 
 
@@ -155,7 +160,7 @@ def _shared(framework: str, artifact: Artifact) -> dict[str, Any]:
 
 
 def _unknown(artifact: Artifact | None, query: Query, reason: str) -> Choice:
-    """An unknown kernel, with the code that chooses it where the release can be read."""
+    """An unknown kernel, with the code that chooses it if the release can be read."""
     if artifact is None:
         return Choice(UNKNOWN, reason)
     kind = _kind(query.dtype)
@@ -173,7 +178,10 @@ def _code(framework: str, artifact: Artifact, starts: tuple[tuple[str, str], ...
 
 
 def marlin_question(query: Query, archives: Path | None = None) -> dict[str, Any]:
-    """What the sandbox is asked for Marlin's own size rule: the loop over its sizes, lifted. Raises RuleUnknown."""
+    """The question to the sandbox about Marlin's own size rule. Raises RuleUnknown.
+
+    The rule is a loop over Marlin's block sizes, lifted from its function.
+    """
     shape = query.shape
     assert isinstance(shape, ExpertShape)
     artifact = opened(query.framework, query.release, archives)
@@ -192,7 +200,10 @@ def marlin_question(query: Query, archives: Path | None = None) -> dict[str, Any
 
 
 def parsed(text: str, name: str) -> ast.Module:
-    """A foreign source as a tree, in this process. Raises RuleUnknown for one that is none, or too long to be one of a release's."""
+    """The syntax tree of a foreign source, parsed in this process.
+
+    Raises RuleUnknown if it can't be parsed, or is longer than any source of a release.
+    """
     if len(text) > LONGEST_SOURCE:
         raise RuleUnknown(f"{name} has {len(text)} characters, more than a source of a release")
     try:
@@ -202,7 +213,10 @@ def parsed(text: str, name: str) -> ast.Module:
 
 
 def own_tile_limit(query: Query, archives: Path | None = None) -> int:
-    """The last M at which every (token, expert) pair gets a tile of its own; 0 where the release has no such path."""
+    """The last M at which every (token, expert) pair gets a tile of its own.
+
+    0 if the release has no such path or can't be read.
+    """
     shape = query.shape
     assert isinstance(shape, ExpertShape)
     try:
@@ -232,7 +246,10 @@ def _entry(artifact: Artifact, kind: str) -> tuple[str, str] | None:
 
 
 def _unordered(artifact: Artifact) -> Choice:
-    """A release without an order for unquantised experts: Triton, unless a switch of its environment is on by default."""
+    """The choice of a release that has no order for unquantised experts: Triton.
+
+    Raises RuleUnknown if a switch of its environment selects another kernel by default, or if its files are missing.
+    """
     if not {"vllm/envs.py", "vllm/model_executor/layers/fused_moe/layer.py"} <= artifact.names:
         raise RuleUnknown(f"{artifact.file} lacks the files in which a kernel would be chosen")
     switch = re.search(r"VLLM_USE_FLASHINFER_MOE_FP16\s*:\s*bool\s*=\s*(\w+)", artifact.read("vllm/envs.py"))

@@ -12,49 +12,63 @@ from typing import Any, TypeVar
 from pytest_nfp.escaping import Shown
 
 UNKNOWN = "unknown"
-"""A kernel's name where no artifact tells it; the reason stands beside it."""
+"""Name of a kernel that no artifact tells. The reason stands beside it."""
 
 
 class RuleUnknown(Shown):
-    """A granularity rule that could not be read or evaluated; the message is the reason. Never a guess instead."""
+    """A granularity rule that could not be read or evaluated. The message is the reason; nothing is guessed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Counts first..last (both included) run with `tile` rows, chosen by `source` (a rule or a tuned file's `key`)."""
+    """Counts of rows that run with one tile."""
 
     first: int
+    """First count."""
     last: int
+    """Last count, included."""
     tile: int
+    """Rows of the tile."""
     source: str = "default rule"
+    """What chose the tile: a rule, or the name of a tuned file."""
     key: int | None = None
+    """Key in the tuned file. None for a rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Granularity:
-    """The map of one kernel: sorted, gap-free ranges that begin at 1, with where they come from.
-
-    packed: the counts are query rows times the GQA group, as the kernel packs the heads into the tile.
-    parameters: (first, last, "BLOCK_SIZE_N=64 num_warps=4") for what the rule sets beside the tile, where it does.
-    artifact: file and sha256 the rule was read from. origin: installed, archive, index or shipped table.
-    choice: (function, digest) of the code that chooses the kernel, where the kernel is unknown.
-    """
+    """The map of one kernel, with where it comes from."""
 
     framework: str
+    """Name of the framework."""
     release: str
+    """Version of the framework."""
     module: str
+    """moe, attention or dense."""
     dtype: str
+    """Number format, such as bf16."""
     device_name: str
+    """The driver's name of the device, or cpu."""
     ranges: tuple[Range, ...]
+    """Sorted and gap-free; the first one begins at 1."""
     kernel: str
+    """Name of the kernel that runs; `unknown` where it can't be told."""
     kernel_reason: str
+    """Why this kernel runs, or why it is unknown."""
     artifact_file: str
+    """The file that the rule was read from."""
     artifact_sha256: str
+    """Digest of that file."""
     origin: str
+    """installed, archive, index, source tree, recorded rule or shipped table."""
     packed: bool = False
+    """Whether counts are query rows times the GQA group, because the kernel packs the heads into the tile."""
     warnings: tuple[str, ...] = field(default=())
+    """What a user should know about this map, a text each."""
     parameters: tuple[tuple[int, int, str], ...] = field(default=())
+    """(first, last, "BLOCK_SIZE_N=64 num_warps=4") for what the rule sets beside the tile. Empty if it sets nothing."""
     choice: tuple[tuple[str, str], ...] = field(default=())
+    """(function, digest) of the code that chooses the kernel, where the kernel is unknown."""
 
     def __post_init__(self) -> None:
         if not self.ranges or self.ranges[0].first != 1:
@@ -68,15 +82,15 @@ class Granularity:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether rows are grouped at all: a kernel without a tile rule maps one row to one row throughout."""
+        """Whether rows are grouped at all. A kernel without a tile rule has a tile of one row throughout."""
         return any(r.tile > 1 for r in self.ranges)
 
     def tile(self, count: int) -> int:
-        """Tile rows at a row count; counts past the end keep the last range's tile."""
+        """Tile rows at a row count. Counts past the end keep the last range's tile."""
         return self.ranges[self._index(count)].tile
 
     def branch_limit(self, count: int) -> int | None:
-        """tau: the last count up to which the tile in force at `count` stays; None if it stays to the end."""
+        """tau: the last count up to which the tile at `count` stays. None if it stays to the end."""
         i = self._index(count)
         tile = self.ranges[i].tile
         while i + 1 < len(self.ranges) and self.ranges[i + 1].tile == tile:
@@ -88,9 +102,9 @@ class Granularity:
         return [[r.first, r.last, r.tile] for r in merge(Range(r.first, r.last, r.tile) for r in self.ranges)]
 
     def parameter_rule(self, name: str) -> Callable[[int], int] | None:
-        """Another parameter of the rule's configuration, such as BLOCK_SIZE_N, by row count; None where it is not set throughout.
+        """Another parameter of the rule's configuration, such as BLOCK_SIZE_N, as a function of the row count.
 
-        Counts past the end keep the last range's value.
+        None if the parameter is not a whole number throughout. Counts past the end keep the last range's value.
         """
         settings = [_settings(text).get(name, "") for _, _, text in self.parameters]
         if not settings or not all(value.isdigit() for value in settings):
@@ -100,18 +114,18 @@ class Granularity:
 
     @property
     def parameters_digest(self) -> str | None:
-        """Twelve digits that stand for the other parameters in a baseline; None where the rule sets none."""
+        """Twelve hex digits that stand for the other parameters in a baseline. None if the rule sets none."""
         if not self.parameters:
             return None
         return hashlib.sha256(repr(self.parameters).encode()).hexdigest()[:12]
 
     @property
     def choice_digest(self) -> str | None:
-        """Twelve digits that stand for the code of an unknown choice in a baseline; None where there is none."""
+        """Twelve hex digits that stand for the code of an unknown choice in a baseline. None if there is none."""
         return hashlib.sha256(repr(self.choice).encode()).hexdigest()[:12] if self.choice else None
 
     def edges(self) -> list[int]:
-        """The last count of each tile: where a boundary is looked for (edge and edge + 1)."""
+        """The last count of each tile but the last. A boundary is looked for at edge and edge + 1."""
         return [last for _, last, _ in self.tiles()[:-1]]
 
     def _index(self, count: int) -> int:
@@ -121,7 +135,7 @@ class Granularity:
 
 
 def merge(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Join neighbours that differ in nothing but their counts."""
+    """Join neighbouring ranges that differ in nothing but their counts."""
     merged: list[Range] = []
     for r in ranges:
         if merged and (merged[-1].tile, merged[-1].source, merged[-1].key) == (r.tile, r.source, r.key):
@@ -132,7 +146,7 @@ def merge(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def from_runs(runs: Iterable[tuple[int, tuple[int, str, int | None]]]) -> tuple[Range, ...]:
-    """Ranges from (how many counts, (tile, source, key)) in a row, from count 1 on."""
+    """Ranges from runs of (number of counts, (tile, source, key)), from count 1 on."""
     ranges = []
     first = 1
     for count, (tile, source, key) in runs:
@@ -142,7 +156,10 @@ def from_runs(runs: Iterable[tuple[int, tuple[int, str, int | None]]]) -> tuple[
 
 
 def parameter_runs(runs: Iterable[tuple[int, str]]) -> tuple[tuple[int, int, str], ...]:
-    """(first, last, parameters) from (how many counts, parameters) in a row; nothing where no count has any."""
+    """(first, last, parameters) from runs of (number of counts, parameters), from count 1 on.
+
+    Empty if no count has parameters.
+    """
     spans = []
     first = 1
     for count, text in runs:
@@ -153,7 +170,10 @@ def parameter_runs(runs: Iterable[tuple[int, str]]) -> tuple[tuple[int, int, str
 
 
 def changed_parameters(before: Granularity, after: Granularity) -> list[tuple[int, int, str, str]]:
-    """(first, last, before, after) where the tile stays and other parameters change; only the changed names are told."""
+    """(first, last, before, after) wherever the tile stays and other parameters change.
+
+    Only the changed parameters are named.
+    """
     if not before.parameters or not after.parameters:
         return []
     end = min(before.parameters[-1][1], after.parameters[-1][1])
@@ -173,12 +193,12 @@ def changed_parameters(before: Granularity, after: Granularity) -> list[tuple[in
 
 
 def _settings(text: str) -> dict[str, str]:
-    """ "BLOCK_SIZE_N=64 num_warps=4" by name."""
+    """The settings of a text such as "BLOCK_SIZE_N=64 num_warps=4", by name."""
     return dict(item.split("=", 1) for item in text.split())
 
 
 def _segments(firsts: Iterable[int], end: int) -> list[tuple[int, int]]:
-    """(first, last) between the counts at which something may change, up to `end`."""
+    """(first, last) segments up to `end`, cut at the counts at which something may change."""
     cuts = sorted(c for c in set(firsts) if c <= end)
     return [(first, following - 1) for first, following in zip(cuts, [*cuts[1:], end + 1], strict=True)]
 
@@ -187,7 +207,7 @@ Span = TypeVar("Span", bound=tuple[Any, ...])
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:
-    """(first, last, ...) with neighbours that differ in nothing but their counts as one."""
+    """(first, last, ...) spans. Neighbours that differ in nothing but their counts become one."""
     merged: list[Span] = []
     for span in spans:
         if merged and merged[-1][1] == span[0] - 1 and merged[-1][2:] == span[2:]:
@@ -203,7 +223,10 @@ def from_points(points: Sequence[tuple[int, str, int | None]]) -> tuple[Range, .
 
 
 def changed_ranges(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[tuple[int, int, int, int]]:
-    """(first, last, tile before, tile after) wherever two [[first, last, tile], ...] maps differ, over their common counts."""
+    """(first, last, tile before, tile after) wherever two maps differ, over their common counts.
+
+    A map is [[first, last, tile], ...].
+    """
     firsts = {first for first, _, _ in [*before, *after]}
     changes = []
     for first, last in _segments(firsts, min(before[-1][1], after[-1][1])):
@@ -215,7 +238,10 @@ def changed_ranges(before: Sequence[Sequence[int]], after: Sequence[Sequence[int
 
 
 def tiles_in_words(tiles: Iterable[tuple[int, int, int, int]], last: int) -> str:
-    """ "16 to 32 rows from M=33 to 96"; the end is left out where it is the map's."""
+    """Changes of tiles in words, such as "16 to 32 rows from M=33 to 96".
+
+    The last count is left out where it is the end of the map.
+    """
     parts = []
     for first, end, old, new in tiles:
         reach = f"from M={first}" if end >= last else f"from M={first} to {end}" if end > first else f"at M={first}"

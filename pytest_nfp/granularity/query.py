@@ -1,4 +1,4 @@
-"""What a granularity rule is asked: release, device, dtype, shape and workload, without a Case around it."""
+"""The question to a granularity rule: release, device, dtype, shape and workload, without a Case around it."""
 
 from __future__ import annotations
 
@@ -12,47 +12,56 @@ MAX_COUNT = 4096
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a rule may ask of a device: the driver's name; capability and opt-in shared memory in bytes where known.
-
-    architecture: of another maker's device, such as gfx942; "" for NVIDIA's.
-    """
+    """The facts about a device that a rule may ask for."""
 
     name: str
+    """The driver's name of the device."""
     compute_capability: tuple[int, int] | None = None
+    """(major, minor). None where it is not known."""
     shared_memory_optin: int | None = None
+    """Opt-in shared memory in bytes. None where it is not known."""
     architecture: str = ""
+    """Architecture of another maker's device, such as gfx942. "" for NVIDIA's devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """E experts of hidden x width on this rank, k per token; `expert_parallel` ranks share all experts.
-
-    Under expert parallelism `experts` are the local ones: rules see the weights of their rank. activation, gated (up and gate,
-    or up alone) and bias are what a choice of kernels asks.
-    """
+    """The experts of one rank. activation, gated and bias are what a choice of kernels asks for."""
 
     experts: int
+    """E of this rank. Under expert parallelism these are the local experts: a rule sees the weights of its rank."""
     width: int
+    """Inner width of an expert."""
     hidden: int
+    """Width of a token."""
     top_k: int
+    """Experts per token."""
     expert_parallel: int = 1
+    """Number of ranks that share all experts."""
     activation: str = "silu"
+    """Name of the activation function."""
     gated: bool = True
+    """Whether an expert has up and gate matrices, or up alone."""
     bias: bool = False
+    """Whether the experts have biases."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Query heads, KV heads, head dimension of queries and keys, and that of values where it differs (MLA).
+    """The heads of an attention layer.
 
-    MLA's decode form has one KV head: queries and keys of the latent and rotary width, values of the latent width. Kernels
-    that take the two apart name the rotary width alone as head_dim (64, with values of 512).
+    The decode form of MLA has one KV head: queries and keys have the latent and the rotary width, values the latent
+    width. Kernels that take the two apart name the rotary width alone as head_dim (64, with values of 512).
     """
 
     heads: int
+    """Query heads."""
     kv_heads: int
+    """KV heads."""
     head_dim: int
+    """Width of a query and of a key."""
     value_dim: int | None = None
+    """Width of a value where it differs from head_dim (MLA), else None."""
 
     @property
     def values(self) -> int:
@@ -67,17 +76,24 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One question to one release. dtype: bf16, fp16, fp8 (per tensor) or fp8-block (128 x 128 scales).
-
-    architecture: the model's class, such as Qwen3MoeForCausalLM, which SGLang chooses its runner by; "" for one without its own choice.
-    """
+    """One question to one release."""
 
     framework: str
+    """Name of the framework."""
     release: str
+    """Version of the framework."""
     device: DeviceFacts
+    """The device that the kernel runs on."""
     shape: ExpertShape | HeadShape
+    """The experts or the heads that the rule is asked about."""
     dtype: str = "bf16"
+    """bf16, fp16, fp8 (per tensor) or fp8-block (128 x 128 scales)."""
     mode: Mode = "eager"
+    """eager, or graph for CUDA graphs."""
     batch: int = 1
+    """Requests."""
     max_count: int = MAX_COUNT
+    """The map covers counts from 1 to this one."""
     architecture: str = ""
+    """The model's class, such as Qwen3MoeForCausalLM, by which SGLang chooses its runner. "" for a class without a
+    choice of its own."""

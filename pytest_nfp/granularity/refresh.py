@@ -1,6 +1,6 @@
-"""Write the shipped table afresh, from the releases' own rules: python -m pytest_nfp.granularity.refresh.
+"""Write the shipped table afresh from the releases' own rules: python -m pytest_nfp.granularity.refresh.
 
-It holds the gate's releases on the paper's GPUs, and the recorded releases on theirs.
+The table holds the gate's releases on the paper's GPUs, and the recorded releases on the GPUs of their recordings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ RECORDED = {
 
 
 def shipped_wanted() -> list[tuple[Granularity, dict[str, int | str]]]:
-    """Every wanted map, read from its release, with the shape that the rule was asked about. Raises RuleUnknown."""
+    """Every map of the table, read from its release, with the shape that its rule was asked about.
+
+    Raises RuleUnknown.
+    """
     asked = [
         (gpu, backend, model)
         for gpu in GATE_GPUS
@@ -66,7 +69,7 @@ def shipped_wanted() -> list[tuple[Granularity, dict[str, int | str]]]:
 
 
 def main() -> None:
-    """Read every wanted map from its release and write the table."""
+    """Read every map of the table from its release and write the table."""
     write_atomically(TABLE, table_text(shipped_wanted()))
     print(f"wrote {TABLE}")
 

@@ -1,7 +1,8 @@
-"""A wheel on the package index as a zip archive, read by ranges: its index at the end, then what is asked for.
+"""A wheel on the package index as a zip archive, read by byte ranges: the index at its end first, then what is asked
+for.
 
-The files of one rule stand side by side in a wheel, and a request costs more than its bytes: so a range is read ahead,
-over one connection, and what follows is answered from memory.
+The files of one rule lie side by side in a wheel, and a request costs more than its bytes. So each request reads ahead
+over one connection, and later reads are answered from memory.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from functools import lru_cache
 from typing import Any
 
 READ_AHEAD_BYTES = 256 * 1024
-"""Read on with every request: some forty compressed source files."""
+"""Bytes that a request reads on: some forty compressed source files."""
 
 
 @lru_cache(maxsize=8)
 def open_zip(url: str, timeout_s: float) -> zipfile.ZipFile:
-    """The archive; one for all rules that are read from it. Raises ImportError without the extra `artifacts`, remotezip's and requests' errors when read."""
+    """The archive at a URL. All rules that are read from it share one.
+
+    Raises ImportError without the extra `artifacts`. Reading it raises the errors of remotezip and requests.
+    """
     import requests
     from remotezip import PartialBuffer, RemoteFetcher, RemoteZip
 
@@ -35,7 +39,7 @@ def open_zip(url: str, timeout_s: float) -> zipfile.ZipFile:
             start = next((s for s, data in self._kept.items() if s <= first and last < s + len(data)), None)
             if start is None:
                 start = first
-                # No further than to what is there already.
+                # Up to the next range that was read already.
                 ahead = min([first + READ_AHEAD_BYTES, *(s for s in self._kept if s > last)])
                 self._kept[start] = super().fetch((first, max(last, ahead - 1)), stream=False).read()
             part = self._kept[start][first - start : last + 1 - start]

@@ -1,7 +1,8 @@
-"""The shipped table: maps of the releases that the shipped baselines name, for use without an index or an installation.
+"""The shipped table: the maps of the releases that the shipped baselines name, for use without an index or an
+installation.
 
-Written by `python -m pytest_nfp.granularity.refresh`, from the releases' own rules; every entry carries the archive's
-file and sha256. A map from the table is marked as such (`origin`), so that nobody takes it for a fresh reading.
+`python -m pytest_nfp.granularity.refresh` writes it from the releases' own rules. Every entry has the file and sha256
+of its archive. A map from the table is marked as such (`origin`): it is no fresh reading of the release.
 """
 
 from __future__ import annotations
@@ -29,40 +30,49 @@ class _Strict(BaseModel):
 
 
 class Shape(_Strict):
-    """What the rule depends on: expert dims (top_k: every k with this map), or a head dimension.
-
-    architecture: every class of models with this map, of a framework that chooses by it; "" stands for all that have no choice of their own.
-    """
+    """What the rule depends on: the dimensions of the experts, or a head dimension."""
 
     experts: Whole | None = None
+    """Experts of the rank."""
     width: Whole | None = None
+    """Width of an expert."""
     hidden: Whole | None = None
+    """Width of a token."""
     top_k: tuple[Whole, ...] | None = None
+    """Every k with this map."""
     head_dim: Whole | None = None
+    """Width of a head."""
     architecture: tuple[str, ...] | None = None
+    """Every class of models with this map, for a framework that chooses by the class. "" stands for all classes without
+    a choice of their own."""
 
 
 class Entry(_Strict):
-    """One map, the devices that share it, and where it was read."""
+    """One map, the devices that share it, and where it was read. Fields without a docstring are those of Granularity."""
 
     framework: str
     release: str
     module: Literal["moe", "attention"]
     dtype: str
     devices: tuple[str, ...]
+    """The driver's names of the devices with this map."""
     shape: Shape
+    """The shapes with this map."""
     ranges: tuple[tuple[Whole, Whole, Whole, str, int | None], ...]
+    """(first, last, tile, source, key of a tuned file or None)."""
     kernel: str
     kernel_reason: str
     packed: bool = False
     artifact_file: str
     artifact_sha256: str
     parameters: tuple[tuple[Whole, Whole, str], ...] = ()
+    """(first, last, other parameters of the rule)."""
     warnings: dict[str, tuple[str, ...]] = {}
+    """Warnings by device name."""
 
 
 class Table(_Strict):
-    """The file."""
+    """The file shipped.yaml."""
 
     schema_: Literal[1] = Field(alias="schema")
     maps: tuple[Entry, ...]
@@ -74,20 +84,23 @@ def _table() -> tuple[Entry, ...]:
 
 
 def shipped_releases(framework: str) -> list[str]:
-    """The releases of a framework that the table holds."""
+    """The releases of a framework that are in the table."""
     return sorted({e.release for e in _table() if e.framework == framework})
 
 
 def lookup(query: Query, module: str, shape: dict[str, int | str]) -> Granularity:
-    """A map of the table. Raises RuleUnknown where it holds none."""
+    """The table's map for a query. Raises RuleUnknown if there is none."""
     framework, release, dtype, device_name = query.framework, query.release, query.dtype, query.device.name
     for e in _table():
         if (e.framework, e.release, e.module, e.dtype) != (framework, release, module, dtype):
             continue
         if device_name not in e.devices:
             continue
-        mine = e.shape.model_dump(exclude_none=True)
-        if all(v in mine[n] if isinstance(mine.get(n), tuple) else mine.get(n) == v for n, v in shape.items()):
+        entry_shape = e.shape.model_dump(exclude_none=True)
+        if all(
+            v in entry_shape[n] if isinstance(entry_shape.get(n), tuple) else entry_shape.get(n) == v
+            for n, v in shape.items()
+        ):
             return Granularity(
                 framework,
                 release,
@@ -108,7 +121,7 @@ def lookup(query: Query, module: str, shape: dict[str, int | str]) -> Granularit
 
 
 def table_text(maps: list[tuple[Granularity, dict[str, int | str]]]) -> str:
-    """The table's YAML: equal maps of several devices or k in one entry, in a stable order."""
+    """The table's YAML in a stable order. Equal maps of several devices or k share one entry."""
     import yaml
 
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}

@@ -1,4 +1,7 @@
-"""The process that answers questions about rules: started in an empty folder, read within limits, ended whatever happens."""
+"""The process that answers questions about rules.
+
+It starts in an empty folder, its output is read within limits, and it is ended whatever happens.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,26 @@ from typing import Any
 
 SANDBOX = Path(__file__).with_name("sandbox.py")
 SILENT_S = 9.0
-"""Seconds without a line after which the process is ended: a question has less processor time than that."""
+"""The process is ended after so many seconds without a line. A question has less processor time than that."""
 MAX_LINE_BYTES, MAX_OUTPUT_BYTES, MAX_ERROR_BYTES = 1 << 20, 64 << 20, 1 << 16
-"""Of one answer, of all answers, and of all errors of a process."""
+"""Most bytes of one answer, of all answers, and of all errors of a process."""
 CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Whole lines that a process wrote, and how it ended: "" where it ended by itself and well."""
+    """What a process wrote, and how it ended."""
 
     lines: tuple[str, ...]
+    """Whole lines of its output."""
     ended: str
+    """How it ended. "" where it ended by itself and without an error."""
 
 
 def run(request: dict[str, Any], seconds: int) -> Written:
-    """What a fresh, confined process writes of a request: at the most its walls and a line a question.
+    """What a fresh, confined process writes in answer to a request: at most its walls and one line for each question.
 
-    seconds: processor time of a question, for the reason where it ran out.
+    seconds: processor time of a question, named in the reason where it ran out.
     """
     most_lines = len(request["questions"]) + 1
     with tempfile.TemporaryDirectory(prefix="nfp-rule-") as folder, tempfile.TemporaryFile() as given:
@@ -58,11 +63,11 @@ def run(request: dict[str, Any], seconds: int) -> Written:
 
 
 def _read(process: subprocess.Popen[bytes], most_lines: int) -> tuple[bytes, bytes, str]:
-    """Output, errors, and why reading was given up; "" where both pipes were closed."""
+    """Output, errors, and why reading was stopped; "" if both pipes were closed."""
     assert process.stdout is not None and process.stderr is not None
     kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
     output, errors = kept.values()
-    whole = lines = 0  # Where the last whole line ends, and how many there are.
+    whole = lines = 0  # Where the last whole line ends, and how many whole lines there are.
     deadline = time.monotonic() + SILENT_S
     stopped = ""
     with selectors.DefaultSelector() as pipes:
@@ -91,7 +96,7 @@ def _read(process: subprocess.Popen[bytes], most_lines: int) -> tuple[bytes, byt
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     try:
-        # Closed pipes are no proof that it ended by itself: it has a moment to.
+        # With its pipes closed the process may still run: it has a moment to end by itself.
         with suppress(subprocess.TimeoutExpired):
             process.wait(0.5)
     finally:

@@ -1,4 +1,4 @@
-"""T(N) and N_max as the principle and the tile roofline predict them: of a module, of a whole model."""
+"""T(N) and N_max of a module or a whole model, as the principle and the tile roofline predict them."""
 
 from pytest_nfp.predict.modules import (
     Figures,

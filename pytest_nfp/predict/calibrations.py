@@ -1,6 +1,8 @@
-"""What a GPU's kernel reaches: its calibration, a stand-in's, one carried over by datasheet ratios, or datasheet peaks.
+"""What a GPU's kernel reaches.
 
-Calibrations are the catalog's, and before them those that `nfp calibrate --from device` measured on this machine.
+The figures are those of the first of these that exists: the kernel's own calibration, that of a stand-in GPU, one
+carried over by datasheet ratios, the datasheet's peaks. Calibrations that `nfp calibrate --from device` measured on
+this machine come before the catalog's.
 """
 
 from __future__ import annotations
@@ -22,19 +24,23 @@ from pytest_nfp.principle.routing import POWER_LAW, Routing
 from pytest_nfp.recordings.library import KERNELS
 
 STAND_INS = {"h800": "h100", "a800": "a100"}
-"""GPUs of equal datasheet peak and bandwidth, whose calibration is used in their place, always by name."""
+"""GPUs with the datasheet peak and bandwidth of another one, whose calibration is used instead. The basis names it."""
 CARRIED_OVER = {"h20": "h200"}
-"""GPUs of the same architecture, whose calibration is scaled by the datasheet ratios of peak, bandwidth and processors."""
+"""GPUs of the architecture of another one, whose calibration is scaled by the datasheet ratios of peak, bandwidth and
+processors."""
 
 
 def own_calibrations() -> Path:
-    """Where the calibrations that were measured on this machine's GPUs are kept."""
+    """Path of the calibrations that were measured on this machine's GPUs."""
     return cache_folder("calibrations") / "gpus.yaml"
 
 
 @lru_cache(maxsize=1)
 def calibrations() -> dict[tuple[str, str, str, str], tuple[Fitted, Path]]:
-    """Key -> the calibration and the file that it is of. Raises FileError for a file that can't be used."""
+    """By key: the calibration, and the file that holds it.
+
+    Raises FileError for a file that can't be used.
+    """
     return {
         c.key: (c, path)
         for path in (CALIBRATIONS, own_calibrations())
@@ -44,7 +50,10 @@ def calibrations() -> dict[tuple[str, str, str, str], tuple[Fitted, Path]]:
 
 
 def kernel_of(case: Case, granularity: Granularity | None) -> str:
-    """The kernel whose calibration describes the case; Triton where it is not known which one runs: the tiles are its own."""
+    """The kernel whose calibration describes the case.
+
+    For experts it is Triton if the kernel is unknown: the tiles are those of Triton.
+    """
     if case.module == "dense":
         return "gemm"
     kernel = granularity.kernel if granularity is not None else UNKNOWN
@@ -52,7 +61,7 @@ def kernel_of(case: Case, granularity: Granularity | None) -> str:
 
 
 def kernel_named(text: str) -> str:
-    """A calibrated kernel by its name, or by one that recordings give it. Raises UnknownName."""
+    """The calibrated kernel with this name, or with this name in the recordings. Raises UnknownName."""
     known = sorted({kernel for _, _, kernel, _ in calibrations()})
     if text in known:
         return text
@@ -64,30 +73,33 @@ def kernel_named(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def figures(gpu: str, framework: str, kernel: str, dtype: str) -> Figures:
-    """What the predictors run on. Raises UnknownName for an unknown GPU, FileError for a broken catalog file."""
+    """The figures that the predictors run on.
+
+    Raises UnknownName for an unknown GPU, FileError for a broken catalog file.
+    """
     device = catalog.gpu(gpu)
     peak, bandwidth = device.peak_flops_of(dtype), device.bandwidth
-    # Where a framework that calls the vendor's GEMMs has no calibration of them, another's stands in, by name.
+    # If a framework calls the vendor's GEMMs and has no calibration of them, another such framework's is used and named.
     callers = [f.name for f in frameworks.known().values() if f.calls_vendor_gemm]
     others = [f for f in callers if f != framework] if kernel == "gemm" and framework in callers else []
     for source in (gpu, STAND_INS.get(gpu, ""), CARRIED_OVER.get(gpu, "")):
-        known = [calibrations().get((source, name, kernel, dtype)) for name in (framework, *others)]
-        # What was measured on this machine stands before the catalog, also where another framework called the library.
-        for c, path in sorted((f for f in known if f is not None), key=lambda f: f[0].kind != "measured"):
+        candidates = [calibrations().get((source, name, kernel, dtype)) for name in (framework, *others)]
+        # What was measured on this machine comes before the catalog, even if another framework called the library.
+        for c, path in sorted((f for f in candidates if f is not None), key=lambda f: f[0].kind != "measured"):
             if source == CARRIED_OVER.get(gpu):
                 return _carried_over(c, device, dtype)
             where = f"{c.gpu}" if c.kind == "recorded" else f"this machine's {c.source}"
-            said = (
+            basis = (
                 f"calibrated on {c.curves} {c.kind} curves of {c.framework} on {where},"
                 f" {c.error:.1%} median error on held-out shapes"
             )
             if source != gpu:
-                said += f"; {c.gpu} stands in for {gpu}, which has its datasheet peak and bandwidth"
+                basis += f"; {c.gpu} stands in for {gpu}, which has its datasheet peak and bandwidth"
             return Figures(
                 peak,
                 bandwidth,
                 c.calibration(),
-                said,
+                basis,
                 kernel=kernel,
                 residuals=residuals.read(c.residuals_path(path)),
                 spread=c.spread,
@@ -97,36 +109,40 @@ def figures(gpu: str, framework: str, kernel: str, dtype: str) -> Figures:
 
 
 def _carried_over(c: Fitted, device: Gpu, dtype: str) -> Figures:
-    """Another GPU's calibration by datasheet ratios. Its residuals are of that GPU's waves, and its errors are with them."""
+    """Another GPU's calibration, scaled by datasheet ratios.
+
+    It has no residuals and no spread: those belong to the other GPU.
+    """
     base, own = catalog.gpu(c.gpu), c.calibration()
     peak, bandwidth = device.peak_flops_of(dtype), device.bandwidth
-    moved = replace(
+    scaled = replace(
         own,
         flops=own.flops * peak / base.peak_flops_of(dtype),
         bandwidth=own.bandwidth * bandwidth / base.bandwidth,
         processors=device.multiprocessors or own.processors,
     )
-    said = (
+    basis = (
         f"the calibration of {c.framework} on {c.gpu} carried over to {device.name} by the ratios of the datasheets,"
         f" which no curve of {device.name} has proven"
     )
-    return Figures(peak, bandwidth, moved, said, kernel=c.kernel)
+    return Figures(peak, bandwidth, scaled, basis, kernel=c.kernel)
 
 
 def for_routing(on: Figures, routing: Routing | None) -> Figures:
-    """The figures as far as they were proven: residuals and interval are those of balanced curves, and hold for power laws.
+    """The figures, without what was not proven for this routing.
 
-    Under skewed routing curves were measured on a CPU alone; under uniform and replayed routing nothing was recorded: the
-    arithmetic stands alone, without an interval.
+    Residuals and interval come from balanced curves, and hold for power laws too. Skewed curves were measured on a CPU
+    alone. Nothing was recorded under uniform and replayed routing. Where nothing was proven, the arithmetic stands
+    alone, without an interval.
     """
     is_proven = routing in (None, "balanced") or (isinstance(routing, str) and routing.startswith(POWER_LAW))
     if is_proven or on.residuals is None or (routing == "skewed" and on.has_skewed):
         return on
-    said = f"{on.basis}, for balanced routing: under {routing} routing the arithmetic alone, without an interval"
-    return replace(on, basis=said, residuals=None, spread=None, latency_spread=None)
+    basis = f"{on.basis}, for balanced routing: under {routing} routing the arithmetic alone, without an interval"
+    return replace(on, basis=basis, residuals=None, spread=None, latency_spread=None)
 
 
 def figures_of(case: Case, granularity: Granularity | None) -> Figures:
     """The figures of a GPU case."""
-    found = figures(case.gpu, case.backend.framework, kernel_of(case, granularity), case.dtype)
-    return for_routing(found, case.routing)
+    balanced_figures = figures(case.gpu, case.backend.framework, kernel_of(case, granularity), case.dtype)
+    return for_routing(balanced_figures, case.routing)

@@ -1,4 +1,4 @@
-"""What the principle and the tile roofline say about a case, or about a whole model: granularity + arithmetic."""
+"""The principle's and the tile roofline's predictions for a case or a whole model, from its tiles by arithmetic."""
 
 from __future__ import annotations
 
@@ -35,66 +35,77 @@ from pytest_nfp.principle.routing import Replay
 from pytest_nfp.principle.tile_roofline import Work
 
 POSITIONS = tuple(sorted({3, 6, 12, 24, *GEMM_ROWS}))
-"""The N of a predicted curve, with both sides of the row counts at which libraries switch kernels."""
+"""The N of a predicted curve. Both sides of the row counts at which libraries switch kernels are among them."""
 CPU_NEAR = 33
-"""A CPU's predicted curve has N in steps of a quarter of N0 up to this many N0."""
+"""Up to this many N0, a CPU's predicted curve has N in steps of a quarter of N0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A device's phi and beta (FLOP/s, bytes/s) for the closed form, and what the tile roofline runs on.
-
-    basis: datasheet, or where the calibration comes from. describes: whether the calibrated curve predicted the
-    boundary of shapes that it had not seen; `cause` says what it could not describe. kernel: the kernel that is
-    calibrated, with what its roofline leaves over (`residuals`) and the middle 95% of the predicted over the recorded
-    T(N)/T(N0) (`spread`) and T (`latency_spread`) on shapes that were held out. has_skewed: curves under skewed routing were
-    among them.
-    """
+    """What the predictors know of a device and kernel."""
 
     peak_flops: float
+    """phi of the closed form, in FLOP/s."""
     bandwidth: float
+    """beta of the closed form, in bytes/s."""
     calibration: Calibration
+    """What the tile roofline runs on."""
     basis: str
+    """Where the figures come from: the datasheet or a calibration, in words."""
     describes: bool = True
+    """Whether the calibrated curve predicted the boundary of shapes that it had not seen."""
     cause: str = ""
+    """What the calibrated curve could not describe; "" if it describes the kernel."""
     kernel: str | None = None
+    """The kernel that is calibrated. None without a calibration."""
     residuals: Residuals | None = None
+    """What the roofline of the kernel leaves over."""
     spread: tuple[float, float] | None = None
+    """Middle 95% of the predicted over the recorded T(N)/T(N0) on held-out shapes."""
     latency_spread: tuple[float, float] | None = None
+    """Middle 95% of the predicted over the recorded T on held-out shapes."""
     has_skewed: bool = False
+    """Whether curves under skewed routing were among the calibrated ones."""
 
     @property
     def is_proven(self) -> bool:
-        """Whether the calibration is of this GPU or of a stand-in: its residuals are there."""
+        """Whether the calibration has residuals, that is, is of this GPU or of a stand-in."""
         return self.residuals is not None
 
     @property
     def balance(self) -> float:
-        """Rho."""
+        """rho: FLOP per byte."""
         return self.peak_flops / self.bandwidth
 
 
 def datasheet(peak_flops: float, bandwidth: float) -> Figures:
-    """Figures of a device that nothing is calibrated for: peaks, full overlap, no fixed cost."""
+    """Figures of a device without a calibration: datasheet peaks, full overlap, no fixed cost."""
     return Figures(peak_flops, bandwidth, Calibration(peak_flops, bandwidth), "datasheet")
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Both predictors, always named. n_idle may be infinite: unbounded.
+    """Both predictors, each by its name.
 
-    A forward that a user's test brings has neither idle compute nor a tile roofline: both are None. So is the principle
-    under drawn or replayed routing: its closed form bounds it by balanced and skewed.
+    A forward that a user's test brings has neither idle compute nor a tile roofline.
     """
 
     n_idle: float | None
+    """N_idle in positions; infinite where idle compute does not bound N. None where it is not predicted."""
     principle: ClosedForm | None
+    """None for drawn or replayed routing: the closed form bounds it by balanced and skewed routing."""
     tile_roofline: Prediction | None
+    """Boundary of the predicted curve. None where it is not predicted."""
     basis: str
+    """Where the figures come from, in words."""
     is_interval: bool = False
+    """Whether the tile roofline's N_max has the interval of a calibration."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As baselines store it: whole positions and limiting modules, with the interval of a calibrated N_max."""
+        """As baselines store it: whole positions and limiting modules.
+
+        A calibrated N_max comes with its interval.
+        """
         terms: dict[str, dict[str, Any]] = {}
         if self.principle is not None:
             terms["principle"] = {"n_max": self.principle.n_max, "limiting": self.principle.limiting}
@@ -109,7 +120,7 @@ class Predicted:
 
 
 def idle_compute(case: Case, balance: float) -> float:
-    """N_idle of the case's module; math.inf where it is unbounded."""
+    """N_idle of the case's module. math.inf where it is unbounded."""
     s = case.bytes_per_element
     if case.module == "dense":
         return n_idle_dense(balance, s, case.batch)
@@ -133,7 +144,7 @@ def module_work(case: Case, granularity: Granularity | None) -> Callable[[int], 
         a, context = case.subject.attention, case.context
         assert a is not None and context is not None
         packed = granularity is not None and granularity.packed
-        # torch's CPU kernel ends its last query block with the rows that there are.
+        # The last query block of torch's CPU kernel ends with its rows.
         padded = case.gpu != "cpu"
         return lambda n: attention_work(
             n, case.batch, context, a.heads, a.kv_heads, a.head_dim, s, tile, packed, padded, a.value_dim
@@ -141,7 +152,7 @@ def module_work(case: Case, granularity: Granularity | None) -> Callable[[int], 
     moe, top_k, routing = case.subject.moe, case.top_k, case.routing
     assert moe is not None and top_k is not None and routing is not None
     columns = granularity.parameter_rule("BLOCK_SIZE_N") if granularity is not None else None
-    # Experts are spread evenly over the ranks; skewed tokens may all take those of one of them.
+    # Experts are spread evenly over the ranks. Skewed tokens may all take the experts of one rank.
     ranks = 1 if routing == "skewed" else moe.expert_parallel
     return lambda n: moe_work(
         n, case.batch, routing, moe.experts, top_k, case.subject.hidden, moe.width, s, tile, moe.matrices, columns
@@ -165,7 +176,7 @@ def principle_terms(case: Case, balance: float, granularity: Granularity | None)
     if case.module == "dense":
         return {"dense": dense_term(balance, case.bytes_per_element, case.batch)}
     if granularity is None or not granularity.has_tiles:
-        # A kernel without a tile has no granularity slack: what is left is idle compute.
+        # A kernel without a tile has no granularity slack: idle compute alone bounds it.
         n_idle = idle_compute(case, balance)
         return {case.module: max(1, math.floor(n_idle))} if math.isfinite(n_idle) else {}
     if case.module == "attention":
@@ -188,25 +199,25 @@ Latency = Callable[[int], float]
 
 
 def module_latency(case: Case, figures: Figures, granularity: Granularity | None) -> Latency:
-    """T(N) of the case's module in microseconds, its fixed cost included.
+    """T(N) of the case's module in microseconds, with its fixed cost.
 
-    Of dense GEMMs each has its own: they are launched one after the other.
+    Each dense GEMM has a fixed cost of its own: the GEMMs are launched one after the other.
     """
-    c, left, on_cpu = figures.calibration, figures.residuals, case.gpu == "cpu"
+    c, residuals, on_cpu = figures.calibration, figures.residuals, case.gpu == "cpu"
     if figures.kernel not in (None, "triton") and not on_cpu:
         granularity = None  # the tiles are those of the Triton kernel
     if case.module == "dense" and figures.kernel is not None:
         shapes, s = case.gemms, case.bytes_per_element
         return lambda n: sum(gemm_latency(n * case.batch, *shape, s, figures, on_cpu) for shape in shapes)
     work = module_work(case, granularity)
-    if left is None:
+    if residuals is None:
         return lambda n: work(n).latency_us(c) + c.fixed_us
     place = place_of(case, granularity)
-    return lambda n: (work(n).latency_us(c) + c.fixed_us) * math.exp(left.log_ratio([place(n)])[0])
+    return lambda n: (work(n).latency_us(c) + c.fixed_us) * math.exp(residuals.log_ratio([place(n)])[0])
 
 
 def place_of(case: Case, granularity: Granularity | None) -> Callable[[int], Place]:
-    """Where a forward of experts or attention stands among the residuals, at N positions."""
+    """The place of a forward of experts or attention among the residuals, as a function of N."""
     on_cpu, moe, top_k = case.gpu == "cpu", case.subject.moe, case.top_k
     if case.module == "attention":
         attention, context = case.subject.attention, case.context
@@ -215,11 +226,11 @@ def place_of(case: Case, granularity: Granularity | None) -> Callable[[int], Pla
         return lambda n: Place(cached, n, on_cpu=on_cpu)
     assert moe is not None and top_k is not None
     if on_cpu:
-        # Skewed tokens all take the same k experts: that is balanced routing over k of them.
+        # Skewed tokens all take the same k experts, as under balanced routing over k experts.
         active = top_k if case.routing == "skewed" else moe.experts
         taken = (active, top_k, case.subject.hidden, moe.width)
         return lambda n: Place(taken, n * case.batch, on_cpu=True)
-    # A rank's experts, and the share of the tokens' choices that they get.
+    # The experts of a rank, and the share of the tokens that they get.
     shape = (moe.local_experts, top_k, case.subject.hidden, moe.width)
     ranks = moe.expert_parallel
     return lambda n: Place(shape, max(1, n * case.batch // ranks), setting_at(granularity, n * case.batch))
@@ -228,10 +239,10 @@ def place_of(case: Case, granularity: Granularity | None) -> Callable[[int], Pla
 def gemm_latency(rows: int, n: int, k: int, bytes_per_element: float, figures: Figures, on_cpu: bool = False) -> float:
     """T of one GEMM [rows, k] x [k, n] in microseconds."""
     c = figures.calibration
-    found = dense_work(rows, 1, [(n, k)], bytes_per_element, None).latency_us(c) + c.fixed_us
+    latency_us = dense_work(rows, 1, [(n, k)], bytes_per_element, None).latency_us(c) + c.fixed_us
     if figures.residuals is not None:
-        found *= math.exp(figures.residuals.log_ratio([Place((n, k), rows, on_cpu=on_cpu)])[0])
-    return found
+        latency_us *= math.exp(figures.residuals.log_ratio([Place((n, k), rows, on_cpu=on_cpu)])[0])
+    return latency_us
 
 
 def predict_case(
@@ -243,7 +254,7 @@ def predict_case(
     edges, base, last = edge_positions(case, granularity), case.baseline_positions, last_position(case)
     if figures.spread is not None:
         latencies = {case.module: module_latency(case, figures, granularity)}
-        # A CPU's boundaries lie within a few N0: its predicted curve has every one of these N.
+        # A CPU's boundaries lie within a few N0: there its predicted curve has a dense grid.
         near = range(base, CPU_NEAR * base, max(1, base // 4)) if case.gpu == "cpu" else ()
         positions = sorted({*grid(base, edges, last), *(n for n in near if n <= last)})
         roofline = predict_on(latencies, positions, tolerance, base, figures.spread)
@@ -251,7 +262,7 @@ def predict_case(
         work = {case.module: module_work(case, granularity)}
         roofline = predict_boundary(work, figures.calibration, tolerance, base, last, edges)
     if is_bounded and not terms:
-        # Nothing bounds the module in the closed form: the end of the range that was looked at is what can be said.
+        # The closed form has no bound for the module. Its term is the end of the range that was evaluated.
         terms = {case.module: roofline.points[-1].positions}
     n_idle = idle_compute(case, figures.balance) if is_bounded else None
     principle = closed_form(**terms, baseline_positions=base) if terms else None
@@ -259,7 +270,10 @@ def predict_case(
 
 
 def last_position(case: Case) -> int:
-    """As far as a case can be predicted: a trace says nothing of more tokens than it has. Raises RuleUnknown."""
+    """The last N that a case can be predicted for: a trace ends with its tokens.
+
+    Raises RuleUnknown if the trace has fewer tokens than a batch needs.
+    """
     if not isinstance(case.routing, Replay):
         return MAX_COUNT
     tokens = len(case.routing.tokens)
@@ -275,7 +289,10 @@ def grid(baseline_positions: int, edges: Sequence[int], last: int = MAX_COUNT) -
 
 
 def terms_at(case: Case, positions: int, figures: Figures, granularity: Granularity | None) -> dict[str, int]:
-    """The closed form's terms of a model's module: attention takes its tile at the model's N0, whatever module sets that."""
+    """The closed form's terms of one module of a model.
+
+    Attention takes its tile at the model's N0, whichever module sets that.
+    """
     attention = case.subject.attention
     if case.module != "attention" or granularity is None or not granularity.has_tiles or attention is None:
         return principle_terms(case, figures.balance, granularity)
@@ -284,16 +301,18 @@ def terms_at(case: Case, positions: int, figures: Figures, granularity: Granular
 
 
 def widest(spreads: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The spread of a sum: as far as that of any of its calibrated parts."""
+    """The spread of a sum. It reaches as far as the spread of any calibrated part."""
     return min((low for low, _ in spreads), default=1.0), max((high for _, high in spreads), default=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedCurve:
-    """latencies: (N, us, low, high), low and high None without a calibration. boundary: as it is read from them."""
+    """A predicted curve with its boundary."""
 
     latencies: tuple[tuple[int, float, float | None, float | None], ...]
+    """(N, us, low, high). low and high are the interval in microseconds, None without a calibration."""
     boundary: Boundary
+    """The boundary as it is read from the latencies."""
 
 
 def predict_curve(
@@ -301,14 +320,14 @@ def predict_curve(
 ) -> PredictedCurve:
     """T at these N, at N0 and at both sides of the crossing, with the intervals of the calibration."""
     spread = figures.spread or (1.0, 1.0)
-    found = predict_on({"": latency}, positions, tolerance, baseline_positions, spread)
+    prediction = predict_on({"": latency}, positions, tolerance, baseline_positions, spread)
     rows: list[tuple[int, float, float | None, float | None]] = []
-    for p in found.points:
+    for p in prediction.points:
         t = p.latency_us
         if figures.latency_spread is None:
             rows.append((p.positions, t, None, None))
         else:
-            # The prediction was so much too low or too high on held-out shapes: what was recorded lay between.
+            # On held-out shapes the prediction was off by these factors: recorded latencies lay in this interval.
             low, high = figures.latency_spread
             rows.append((p.positions, t, t / high, t / low))
-    return PredictedCurve(tuple(rows), found.boundary)
+    return PredictedCurve(tuple(rows), prediction.boundary)

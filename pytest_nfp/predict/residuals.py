@@ -2,11 +2,13 @@
 
     log r(x) = sum over recorded points i of  w_i * exp(-|x - x_i|)       predicted T = tile roofline * r
 
-x places a forward: its shape, its rows and the tile configuration that runs, as logarithms over a length scale each. The
-weights w solve (K + NOISE * I) w = log(recorded / tile roofline) over the points that were fitted. Far from every recorded
-point r is 1. A GEMM's library publishes no tile: rows up to the next 16, 64 and 128 and the last wave of thread blocks
-stand in for it, which is where libraries switch kernels. A CPU's kernel has neither tiles nor waves here: what it leaves
-over is a matter of its rows above all, and of its shape a little.
+x is the place of a forward: its shape, its rows and the tile configuration that runs, as logarithms over a length scale
+each. The weights w solve (K + NOISE * I) w = log(recorded / tile roofline) over the points that were fitted. Far from
+every recorded point r is 1.
+
+A GEMM's library publishes no tile. Rows up to the next 16, 64 and 128 and the last wave of thread blocks stand in for
+it: these are where libraries switch kernels. A CPU's kernel has neither tiles nor waves here. Its residuals depend
+above all on its rows, and a little on its shape.
 """
 
 from __future__ import annotations
@@ -30,46 +32,49 @@ NOISE = 0.1
 UNIT = 1e-4
 """Weights are stored as whole multiples of this."""
 PARAMETERS = {"BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
-"""What of a tile configuration counts beside its rows, and what stands for it where a rule does not say."""
+"""Parameters of a tile configuration that count beside its rows, with the value that is used if a rule does not set
+them."""
 MOE_SCALES = (2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.0)
-"""log of experts, k, hidden, width; rows an expert, tile, padding; then PARAMETERS."""
+"""Length scales of log experts, k, hidden, width; of log rows per expert, tile, padding; then of log PARAMETERS."""
 GEMM_SCALES = (2.0, 2.0, 1.0, 0.3, 0.7, 0.7, 0.5, 0.5)
-"""log of n, k, rows, rows up to 16, 64, 128; last wave of 64 x 128 and of 128 x 256 blocks."""
+"""Length scales of log n, k, rows, rows up to 16, 64, 128; of the last wave of 64 x 128 and of 128 x 256 blocks."""
 CPU_SHAPE_SCALE = 4.0
+"""Length scale of the log of every dimension of the shape."""
 CPU_ROWS_SCALE = 0.3
-"""log of every dimension of the shape, and of the rows of a GEMM, of an expert, or of a request's queries."""
+"""Length scale of the log of the rows: of a GEMM, of an expert, or of a request's queries."""
 CPU_NOISE = 0.3
-"""A CPU's forward is measured a few times, on a machine that others may use."""
+"""NOISE on a CPU, where a forward is measured a few times on a machine that others may use."""
 GEMM_ROWS = frozenset(
     {
         *(1, 2, 4, 8, 16, 17, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 113, 128, 129, 160, 161, 192, 193),
         *(224, 225, 256, 257, 320, 384, 385, 448, 512, 513, 640, 768, 1024, 1536, 2048, 3072, 4096),
     }
 )
-"""Rows of a GEMM whose residuals are kept: both sides of every edge, and few in between."""
+"""Rows of a GEMM whose residuals are kept: both sides of every edge, and a few in between."""
 
 
 class Place(NamedTuple):
-    """Where a forward stands: its shape, its rows, tile rows and PARAMETERS (MoE on a GPU), and whose kernel it is.
-
-    The shape is a GEMM's (n, k), (experts, k, hidden, width), or attention's (heads, head dimension, context).
-    """
+    """Where a forward stands among the residuals."""
 
     shape: tuple[int, ...]
+    """(n, k) of a GEMM, (experts, k, hidden, width), or (heads, head dimension, context) of attention."""
     rows: int
+    """Rows of a GEMM, tokens, or query positions."""
     setting: tuple[int, ...] = ()
+    """Tile rows and PARAMETERS (experts on a GPU), else empty."""
     on_cpu: bool = False
+    """Whether the kernel is a CPU's."""
 
 
 def setting_at(granularity: Granularity | None, rows: int) -> tuple[int, ...]:
-    """The tile configuration of a kernel with tiles at a row count; 1 row for one without."""
+    """The tile configuration at a row count. The tile of a kernel without tiles is 1 row."""
     if granularity is None or not granularity.has_tiles:
         return (1, *PARAMETERS.values())
-    found = []
+    parameters = []
     for name, default in PARAMETERS.items():
         rule = granularity.parameter_rule(name)
-        found.append((rule(rows) if rule is not None else 0) or default)
-    return (granularity.tile(rows), *found)
+        parameters.append((rule(rows) if rule is not None else 0) or default)
+    return (granularity.tile(rows), *parameters)
 
 
 def coordinates(place: Place, processors: int) -> list[float]:
@@ -87,7 +92,7 @@ def coordinates(place: Place, processors: int) -> list[float]:
         experts, top_k, hidden, width = place.shape
         tile, *parameters = place.setting
         each = rows * top_k / experts
-        # A tile that an expert's rows fill to the last row has no padding.
+        # A tile that an expert's rows fill has no padding.
         padding = math.log(max(1.0, math.ceil(each / tile) * tile / each))
         shape = [math.log(v) for v in (experts, top_k, hidden, width)]
         raw = [*shape, math.log(each), math.log(tile), padding, *(math.log(max(1, p)) for p in parameters)]
@@ -97,32 +102,35 @@ def coordinates(place: Place, processors: int) -> list[float]:
 
 def _cpu_coordinates(place: Place) -> list[float]:
     shape, rows = place.shape, float(place.rows)
-    if len(shape) == 4:  # A token goes to k of the experts: the rows are an expert's.
+    if len(shape) == 4:  # A token goes to k of the experts: the rows are those of one expert.
         rows *= shape[1] / shape[0]
     return [*(math.log(v) / CPU_SHAPE_SCALE for v in shape), math.log(rows) / CPU_ROWS_SCALE]
 
 
 def _last_wave(rows: int, columns: int, tall: int, wide: int, processors: int) -> float:
-    """Log of the waves that such blocks take over those that they would take if the last one were full."""
+    """Log of (whole waves of such blocks / waves if the last one counted by its filled share)."""
     waves = -(-rows // tall) * -(-columns // wide) / processors
     return math.log(math.ceil(waves) / waves)
 
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """Recorded places (in length scales, [points, dimensions]) with their weights [points]."""
+    """Recorded places with their weights."""
 
     places: Floats
+    """[points, dimensions] in length scales."""
     weights: Floats
+    """[points]"""
     processors: int
+    """Multiprocessors, from which the last wave is computed."""
 
     def log_ratio(self, places: Sequence[Place]) -> list[float]:
         """Log r at each of these places."""
         import numpy as np
 
         wanted = np.array([coordinates(p, self.processors) for p in places])
-        found: list[float] = (_kernel(wanted, self.places) @ self.weights).tolist()
-        return found
+        log_ratios: list[float] = (_kernel(wanted, self.places) @ self.weights).tolist()
+        return log_ratios
 
 
 def _kernel(a: Floats, b: Floats) -> Floats:
@@ -135,26 +143,30 @@ def _kernel(a: Floats, b: Floats) -> Floats:
 
 
 def krige(places: Sequence[Place], log_ratios: Sequence[float], processors: int) -> Residuals:
-    """The residuals of these points: log(recorded / tile roofline) at each place."""
+    """The residuals of these points, from log(recorded / tile roofline) at each place."""
     import numpy as np
     from scipy.linalg import cho_factor, cho_solve
 
-    at = np.array([coordinates(p, processors) for p in places])
-    kernel = _kernel(at, at)
+    points = np.array([coordinates(p, processors) for p in places])
+    kernel = _kernel(points, points)
     kernel[np.diag_indices_from(kernel)] = 1 + (CPU_NOISE if places[0].on_cpu else NOISE)
     factor = cho_factor(kernel, overwrite_a=True, check_finite=False)
     weights = np.round(cho_solve(factor, np.array(log_ratios), check_finite=False) / UNIT) * UNIT
-    return Residuals(at, weights, processors)
+    return Residuals(points, weights, processors)
 
 
 class _Curve(BaseModel):
-    """The points of one shape: rows, which of the settings ran, and the weight in UNITs."""
+    """The points of one shape."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     shape: tuple[int, ...]
+    """Shape of the places."""
     rows: tuple[int, ...]
+    """Rows of each point."""
     settings: tuple[int, ...]
+    """For each point, the index into the file's settings."""
     weights: tuple[int, ...]
+    """Weight of each point, in UNITs."""
 
 
 class ResidualsFile(BaseModel):
@@ -163,18 +175,22 @@ class ResidualsFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     schema_: Literal[1] = Field(alias="schema")
     processors: int
+    """Multiprocessors, from which the last wave is computed."""
     on_cpu: bool = False
+    """Whether the kernel is a CPU's."""
     settings: tuple[tuple[int, ...], ...]
+    """The tile configurations that the curves refer to."""
     curves: tuple[_Curve, ...]
+    """The points, by shape."""
 
 
 def text_of(places: Sequence[Place], residuals: Residuals) -> str:
-    """The file's text; places are those that were kriged, in order."""
+    """The file's text. places: those that were kriged, in order."""
     settings = sorted({p.setting for p in places})
     number = {s: i for i, s in enumerate(settings)}
     curves: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
     for place, weight in zip(places, residuals.weights.tolist(), strict=True):
-        # Two releases may have measured the same place: each keeps its weight.
+        # Two releases may have measured the same place. Each point keeps its weight.
         curves.setdefault(place.shape, []).append((place.rows, number[place.setting], round(weight / UNIT)))
     rows: list[dict[str, Any]] = []
     for shape, points in sorted(curves.items()):
@@ -196,14 +212,14 @@ def text_of(places: Sequence[Place], residuals: Residuals) -> str:
 
 @lru_cache(maxsize=32)
 def read(path: Path) -> Residuals:
-    """Residuals of a file. Raises FileError for one that can't be used."""
+    """The residuals of a file. Raises FileError for a file that can't be used."""
     import numpy as np
 
-    found = read_json(path, ResidualsFile)
-    at = [
-        coordinates(Place(c.shape, rows, found.settings[s], found.on_cpu), found.processors)
-        for c in found.curves
+    content = read_json(path, ResidualsFile)
+    points = [
+        coordinates(Place(c.shape, rows, content.settings[s], content.on_cpu), content.processors)
+        for c in content.curves
         for rows, s in zip(c.rows, c.settings, strict=True)
     ]
-    weights = [w * UNIT for c in found.curves for w in c.weights]
-    return Residuals(np.array(at), np.array(weights), found.processors)
+    weights = [w * UNIT for c in content.curves for w in c.weights]
+    return Residuals(np.array(points), np.array(weights), content.processors)

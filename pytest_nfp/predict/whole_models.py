@@ -2,8 +2,8 @@
 
     T_model(N) = sum over parts of  count * T_part(N)
 
-Norms, rotary embedding, sampling, communication between ranks and the host are in no part: a composed T is a floor of the
-model's, and its N_max is read by the same definition as from any other curve.
+Norms, rotary embedding, sampling, communication between ranks and the host are in no part. So a composed T is a floor
+of the model's T. Its N_max is read by the same definition as from any other curve.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pytest_nfp.recordings import NoRecording, tables
 from pytest_nfp.recordings import parts as recorded_parts
 
 QUANTISED = ("fp8", "fp8-block", "int4")
-"""Weights of few bits: the KV cache and the head stay in BF16."""
+"""Dtypes of weights with few bits. The KV cache and the head stay in BF16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,47 +50,61 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Where and how a model runs. attention: the framework of its attention kernel; None: left out, and said."""
+    """Where and how a model runs."""
 
     gpu: str
+    """Catalog name of the GPU."""
     backend: Backend
+    """The release that runs the GEMMs and the experts."""
     attention: Backend | None
+    """The release that runs the attention kernel. None: attention is left out, and `missing` names it."""
     dtype: str = "bf16"
+    """Number format of the weights."""
     batch: int = 1
+    """Requests."""
     context: int = 4096
+    """Cached tokens of each request."""
     top_k: int | None = None
+    """Experts per token. None: the model's own."""
     routing: Routing = "balanced"
+    """Routing of the experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A part with what its kernel is predicted with; granularity None: it has no tile rule."""
+    """A part with what its kernel is predicted with."""
 
     part: Part
     figures: Figures
     granularity: Granularity | None
+    """None: the kernel has no tile rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A composed curve. latencies: microseconds of each part in one forward, its count included. missing: what is in no part.
-
-    known: the parts, each with its figures. base: N0, of the experts where there are any. last: the largest N that every part is known for. spread and latency_spread: of T(N)/T(N0) and of T, the widest of the parts
-    that are calibrated.
-    """
+    """A composed curve."""
 
     known: tuple[Known, ...]
+    """The parts, each with its figures."""
     latencies: dict[str, Callable[[int], float]]
+    """By part: N -> microseconds in one forward, its count included."""
     edges: tuple[int, ...]
+    """The last N of each tile of any part."""
     base: int
+    """N0: that of the experts where there are any."""
     last: int
+    """The largest N that every part is known for."""
     spread: tuple[float, float]
+    """Of T(N)/T(N0): the widest of the calibrated parts."""
     latency_spread: tuple[float, float]
+    """Of T: the widest of the calibrated parts."""
     basis: dict[str, str]
+    """By part: where its figures come from, in words."""
     missing: tuple[str, ...]
+    """What is in no part."""
 
     def latency_us(self, positions: int) -> float:
-        """T(N) of all parts."""
+        """T(N) of all parts, in microseconds."""
         return sum(latency(positions) for latency in self.latencies.values())
 
     def shares(self, positions: int) -> dict[str, float]:
@@ -99,7 +113,11 @@ class Composed:
         return {name: latency(positions) / whole for name, latency in self.latencies.items()}
 
     def predict(self, tolerance: float = TOLERANCE, positions: Sequence[int] = ()) -> Predicted:
-        """Both predictors: the principle's first exiting module, and N_max of the composed curve with the part that grows most."""
+        """Both predictors.
+
+        The principle gives the first exiting module. The tile roofline gives N_max of the composed curve, and the part
+        that grows most.
+        """
         wanted = [*grid(self.base, self.edges, self.last), *(n for n in positions if self.base <= n <= self.last)]
         return predict_parts(self.known, self.latencies, self.base, wanted, tolerance, self.spread)
 
@@ -112,11 +130,11 @@ def predict_parts(
     tolerance: float,
     spread: tuple[float, float],
 ) -> Predicted:
-    """Both predictors for a model: the one place where its modules become one bound.
+    """Both predictors for a model. Only this function makes one bound of a model's modules.
 
-    The principle is the first exiting module at the model's N0; its MoE model has no dense term, and under drawn or replayed routing
-    it has none at all. N_idle is that of the experts, or of a dense model's FFN. The tile roofline is the sum of all parts.
-    latencies: T of each part in microseconds, its count included.
+    The principle is the first exiting module at the model's N0. Its MoE model has no dense term. Under drawn or
+    replayed routing there is no principle. N_idle is that of the experts, or of a dense model's FFN. The tile roofline
+    is the sum of all parts. latencies: T of each part in microseconds, its count included.
     """
     terms: dict[str, int] = {}
     n_idle: float | None = None
@@ -134,37 +152,37 @@ def predict_parts(
         terms |= terms_at(case, base, k.figures, k.granularity)
     roofline = predict_on(latencies, positions, tolerance, base, spread)
     principle = closed_form(**terms, baseline_positions=base) if terms else None
-    basis = "; ".join(dict.fromkeys(f"{module} {said}" for module, said in bases.items()))
+    basis = "; ".join(dict.fromkeys(f"{module} {module_basis}" for module, module_basis in bases.items()))
     return Predicted(n_idle, principle, roofline, basis, any(k.figures.spread is not None for k in known))
 
 
 def parts(model: Model, on: Workload, merged: bool = True) -> list[Part]:
-    """The parts of a forward of this model. merged: the engine runs q, k and v, and gate and up, as one GEMM each.
+    """The parts of a forward of this model.
 
-    A module shape, whose layers are not known, is one layer of what it describes. The projections of MLA are not described: what is in
-    no part, `missing` says.
+    merged: the engine runs q, k and v as one GEMM, and gate and up as one. A module shape has an unknown number of
+    layers: it counts as one layer. The projections of MLA are not described. `missing` names what is in no part.
     """
     layers, hidden = model.layers or 1, model.hidden
-    found: list[Part] = []
+    model_parts: list[Part] = []
 
     def add(name: str, module: Module, count: int, backend: Backend, **workload: object) -> None:
         case = Case(on.gpu, backend, module, model, on.dtype, on.batch)
         if count:
-            found.append(Part(name, replace(case, **workload), count))  # type: ignore[arg-type]
+            model_parts.append(Part(name, replace(case, **workload), count))  # type: ignore[arg-type]
 
     def gemm(name: str, columns: int, depth: int, count: int, dtype: str = on.dtype) -> None:
         add(name, "dense", count, on.backend, gemm=(columns, depth), dtype=dtype)
 
-    # What is described of attention's projections: nothing of a module shape or of MLA.
+    # The projections of attention are not described for a module shape or for MLA.
     a = model.attention if model.layers is not None and not model.is_latent else None
     if a is not None and merged:
         gemm("qkv", (a.heads + 2 * a.kv_heads) * a.head_dim, hidden, layers)
     elif a is not None:
         gemm("q", a.heads * a.head_dim, hidden, layers)
         gemm("k and v", a.kv_heads * a.head_dim, hidden, 2 * layers)
-    half = "bf16" if on.dtype in QUANTISED else on.dtype
+    unquantised = "bf16" if on.dtype in QUANTISED else on.dtype
     if on.attention is not None and model.attention is not None:
-        add("attention", "attention", layers, on.attention, context=on.context, dtype=half)
+        add("attention", "attention", layers, on.attention, context=on.context, dtype=unquantised)
     if a is not None:
         gemm("o", hidden, a.heads * a.head_dim, layers)
     moe = model.moe
@@ -178,18 +196,21 @@ def parts(model: Model, on: Workload, merged: bool = True) -> list[Part]:
     if model.dense is not None:
         ffn("ffn", model.dense.width, dense_layers, model.dense.matrices)
     if moe is not None:
-        gemm("router", moe.experts, hidden, layers - dense_layers, half)
+        gemm("router", moe.experts, hidden, layers - dense_layers, unquantised)
         top_k = on.top_k or moe.top_k
         add("experts", "moe", layers - dense_layers, on.backend, top_k=top_k, routing=on.routing)
         if moe.shared_experts:
             ffn("shared experts", moe.shared_experts * moe.width, layers - dense_layers)
     if model.vocabulary is not None:
-        gemm("head", model.vocabulary, hidden, 1, half)
-    return found
+        gemm("head", model.vocabulary, hidden, 1, unquantised)
+    return model_parts
 
 
 def _require_frameworks(model: Model, on: Workload) -> None:
-    """Raise UnknownName for a framework without such modules, or without MLA where the model's attention is that."""
+    """Raise UnknownName for a framework that lacks a module of the model.
+
+    For a model with MLA the framework of its attention must have MLA.
+    """
     if model.moe is not None and on.backend.framework not in frameworks_of("moe", on.gpu):
         raise UnknownName(f"{on.backend.framework} is no moe backend")
     if on.attention is None:
@@ -203,26 +224,31 @@ def _require_frameworks(model: Model, on: Workload) -> None:
 
 
 def missing(model: Model, on: Workload) -> tuple[str, ...]:
-    """What a forward of the model has and is in no part. Of a module shape nothing is missing: it is the module."""
+    """What a forward of the model has and no part describes.
+
+    Nothing is missing from a module shape: it is the module.
+    """
     if model.layers is None:
         return ()
-    found = []
+    absent = []
     if model.attention is None or on.attention is None:
-        found.append("attention")
+        absent.append("attention")
     if model.is_latent:
-        found.append("attention projections")
+        absent.append("attention projections")
     if model.vocabulary is None:
-        found.append("head")
-    return tuple(found)
+        absent.append("head")
+    return tuple(absent)
 
 
 def compose(model: Model, on: Workload, archives: Path | None = None, recorded: bool = False) -> Composed:
-    """The composed curve by each part's own kernel: tile rule, calibration or datasheet.
+    """The composed curve, each part by its own kernel: tile rule, and calibration or datasheet.
 
-    recorded: where a table of the backend's release holds exactly this shape, its times stand in place of the prediction;
-    of attention its time at one position, from which on the growth is predicted. The basis of each part says which it is.
-    Raises UnknownName for a framework that has no such module, RuleUnknown where the rule of the experts or the attention is unknown, NoRecording
-    where recordings are asked for and there are none of this GPU and release.
+    recorded: if a table of the backend's release holds exactly the shape of a part, the recorded times replace the
+    prediction. Attention is recorded at one position: from there on its growth is predicted. The basis of each part
+    tells which it is.
+
+    Raises UnknownName for a framework that has no such module, RuleUnknown if the rule of the experts or the attention
+    is unknown, NoRecording if recordings are asked for and there are none of this GPU and release.
     """
     latencies: dict[str, Callable[[int], float]] = {}
     edges: set[int] = set()
@@ -240,12 +266,12 @@ def compose(model: Model, on: Workload, archives: Path | None = None, recorded: 
         known.append(Known(part, figures, granularity))
         edges |= set(edge_positions(part.case, granularity))
         latencies[part.name], basis[part.name] = _times(part, figures, granularity), figures.basis
-        if recorded and (found := _recorded(part, on.backend, latencies[part.name])) is not None:
-            latencies[part.name], basis[part.name], end = found
+        if recorded and (recording := _recorded(part, on.backend, latencies[part.name])) is not None:
+            latencies[part.name], basis[part.name], end = recording
             last = min(last, end)
             if part.case.module != "attention":
                 base = part.case.baseline_positions if part.case.module == "moe" else base
-                continue  # Nothing of it is predicted.
+                continue  # No prediction enters this part.
         if figures.spread is not None:
             spreads.append(figures.spread)
         if figures.latency_spread is not None:
@@ -269,18 +295,21 @@ def compose(model: Model, on: Workload, archives: Path | None = None, recorded: 
 def _recorded(
     part: Part, backend: Backend, predicted: Callable[[int], float]
 ) -> tuple[Callable[[int], float], str, int] | None:
-    """The part's times by a table of this release, what they are, and the last N that they reach; None where there are none."""
+    """(N -> microseconds, basis, last recorded N) of a part, by a table of this release.
+
+    None if the table does not hold the part.
+    """
     try:
         if part.case.module == "attention":
-            one = recorded_parts.attention_at_one(part.case, backend.framework, backend.release)
-            at_one, moving = predicted(1), one.latency_us - one.fixed_us
-            said = f"recorded at one position ({one.source}), its growth predicted"
-            # What it takes over next to nothing is launch and reduction: it does not grow with N.
-            return lambda n: part.count * (one.fixed_us + moving * predicted(n) / at_one), said, MAX_COUNT
+            attention = recorded_parts.attention_at_one(part.case, backend.framework, backend.release)
+            at_one, moving = predicted(1), attention.latency_us - attention.fixed_us
+            basis = f"recorded at one position ({attention.source}), its growth predicted"
+            # Its time over next to no cached tokens is launch and reduction, which do not grow with N.
+            return lambda n: part.count * (attention.fixed_us + moving * predicted(n) / at_one), basis, MAX_COUNT
         times = recorded_parts.times(part.case)
     except NoRecording:
         return None
-    # Below the first recorded count (of experts: N0) the prediction stands, at the level of the recording.
+    # Below the first recorded count (of experts: N0) the prediction is scaled to the recording.
     first = -(-times.rows[0] // part.case.batch)
     level = part.count * times.at(first * part.case.batch) / predicted(first)
 

@@ -1,4 +1,4 @@
-"""What a run found, as a JSON file that every report is made from."""
+"""The record of a run: a JSON file from which every report is made."""
 
 from pytest_nfp.records.schema import (
     FIRST,

@@ -1,4 +1,4 @@
-"""The record of a case, from what was predicted, read of its release, and measured."""
+"""The record of a case: its prediction, the map of its release, and its curve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pytest_nfp.verdict import Verdict
 
 
 def case_record(case: Case, question: Question, verdict: Verdict) -> CaseRecord:
-    """What a case is, and what one of its questions came to."""
+    """The record of a case with the verdict on one of its questions."""
     return CaseRecord(
         id=case.id,
         gpu=case.gpu,
@@ -42,18 +42,18 @@ def case_record(case: Case, question: Question, verdict: Verdict) -> CaseRecord:
 
 
 def result_of(verdict: Verdict) -> TestResult:
-    """A verdict as a record holds it."""
+    """A verdict in the form of a record."""
     return TestResult(outcome=verdict.outcome, reasons=list(verdict.reasons), held_to=list(verdict.held_to))
 
 
 def add_idle(record: CaseRecord, n_idle: float | None) -> None:
-    """N_idle; infinite is unbounded."""
+    """Add N_idle. An infinite one is stored as unbounded."""
     record.n_idle = finite(n_idle)
     record.n_idle_unbounded = n_idle is not None and record.n_idle is None
 
 
 def add_prediction(record: CaseRecord, predicted: Predicted) -> None:
-    """Both predictors, and their N_max as the case's until a curve gives one."""
+    """Add the terms of both predictors. Their N_max is the case's N_max until a curve gives one."""
     add_idle(record, predicted.n_idle)
     record.predicted, record.basis = predicted.as_dict(), predicted.basis
     n_max = predicted.principle or predicted.tile_roofline
@@ -61,7 +61,7 @@ def add_prediction(record: CaseRecord, predicted: Predicted) -> None:
 
 
 def add_map(record: CaseRecord, case: Case, granularity: Granularity) -> None:
-    """The map that the release's rule gives, and where it was read."""
+    """Add the map of the release's rule, and where the rule was read."""
     record.granularity = {
         "kernel": granularity.kernel,
         "tiles": granularity.tiles(),
@@ -77,7 +77,7 @@ def add_map(record: CaseRecord, case: Case, granularity: Granularity) -> None:
 
 
 def add_curve(record: CaseRecord, curve: Curve, boundary: Boundary | None) -> None:
-    """A curve in the place of what was predicted. boundary: None where it has none."""
+    """Put a curve in place of the prediction. boundary: None where the curve has none."""
     if curve.points:
         record.kind = "recorded" if curve.kind == "recorded" else "measured"
     if record.kind == "measured":
@@ -107,7 +107,7 @@ def add_curve(record: CaseRecord, curve: Curve, boundary: Boundary | None) -> No
 
 
 def composed_record(composed: Composition) -> dict[str, Any]:
-    """A composition as the record holds it: both boundaries, the part that limits, and each part's time at N0 and past it."""
+    """A composition in the form of a record: boundary, error, limiting part, curve, and the times of each part, in microseconds."""
     return {
         "n_max": composed.boundary.n_max,
         "n_max_interval": list(composed.boundary.n_max_interval),
@@ -125,9 +125,9 @@ def composed_record(composed: Composition) -> dict[str, Any]:
 def interpreted_record(
     gpu: str, executed: Executed, predicted: Mapping[int, float], module: Module, name: str
 ) -> CaseRecord:
-    """What a kernel executed under the interpreter beside what its map predicts, as a case of its own.
+    """A case that compares the FLOPs a kernel executed under the interpreter with those its map predicts.
 
-    predicted: N -> FLOPs of its matrix products.
+    predicted: N -> FLOPs of the kernel's matrix products.
     """
     backend = Backend(executed.framework, executed.release)
     agrees = all(executed.flops.get(n) == flops for n, flops in predicted.items())

@@ -1,7 +1,7 @@
-"""The journal of a run: every finished case as a line, written as it ends, so that a killed run loses nothing.
+"""The journal of a run. Each case is written as a line when it ends, so that a killed run keeps its finished cases.
 
-JSON lines: `run` (the settings that its numbers depend on), `machine` (one for each GPU), `case` and `update` (a baseline
-file with what the run collected for it). A last line that was cut off by the kill is left out when it is read.
+The file holds JSON lines of four kinds: `run` (the settings that the numbers depend on), `machine` (one for each GPU), `case`, and
+`update` (a baseline file with the entries that the run collected). A last line that the kill cut off is ignored on reading.
 """
 
 from __future__ import annotations
@@ -24,27 +24,31 @@ from pytest_nfp.records.schema import CaseRecord, Record
 NAME = "journal.jsonl"
 KINDS = ("run", "machine", "case", "update")
 DEFAULTS: dict[str, Any] = {"tolerance": 0.2, "match_tolerance": 0.15, "protocol": "adaptive", "seed": 0}
-"""What a journal of an older release may not say of its run."""
+"""Settings that a journal of an older release may lack, with their values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What an earlier run left: its settings, machines by GPU, cases by id, collected baseline files."""
+    """The results of an earlier run."""
 
     run: dict[str, Any] = field(default_factory=dict)
+    """Its settings, by name."""
     machines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """GPU -> its machine."""
     cases: dict[str, CaseRecord] = field(default_factory=dict)
+    """Id -> case."""
     updates: tuple[dict[str, Any], ...] = ()
+    """Baseline files with the entries that the run collected, as plain data."""
 
 
 class Journal:
-    """Appends to a file, one flushed line at a time. A new run begins a new file, with what it resumes from."""
+    """A file that grows by one flushed line at a time. A new run begins a new file, with the results that it resumes from."""
 
     def __init__(self, path: Path, run: Mapping[str, Any], past: Past, lock: FileLock | None = None) -> None:
         self.path = path
         self._lock = lock
         self._machines = set(past.machines)
-        # What an earlier run measured is in place before its file can be lost: both may be the same.
+        # The earlier run's results are written at once and atomically: its journal may be the same file.
         lines: list[tuple[str, Any]] = [("run", dict(run))]
         lines += [("machine", {"gpu": gpu, **machine}) for gpu, machine in past.machines.items()]
         lines += [("case", case.model_dump(mode="json")) for case in past.cases.values()]
@@ -53,7 +57,7 @@ class Journal:
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, collected: Mapping[str, Any]) -> None:
-        """What Session.collected() gave: machines that are new, cases and baseline files."""
+        """Append the result of Session.collected(): machines that are new, cases, and baseline files."""
         for gpu, machine in collected["machines"].items():
             if gpu not in self._machines:
                 self._machines.add(gpu)
@@ -64,7 +68,7 @@ class Journal:
             self._line("update", update)
 
     def close(self) -> None:
-        """The run has ended."""
+        """Close the file and release its lock, when the run has ended."""
         self._file.close()
         if self._lock is not None:
             self._lock.release()
@@ -76,9 +80,9 @@ class Journal:
 
 
 def begin(folder: Path, run: Mapping[str, Any], past: Past, resumed: Path | None) -> Journal:
-    """The journal of a run that begins. One of an earlier run that this one does not go on after is kept under another name.
+    """The journal of a run that begins. The journal of an earlier run that this one does not resume is kept under another name.
 
-    Two runs in one folder have a journal each. Raises OSError where the folder can't be written to.
+    Two runs at once in one folder have a journal each. Raises OSError where the folder can't be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number in count(1):
@@ -86,7 +90,7 @@ def begin(folder: Path, run: Mapping[str, Any], past: Past, resumed: Path | None
         lock = FileLock(path.with_name(f".{path.name}.lock"))
         try:
             lock.acquire(blocking=False)
-        except Timeout:  # Another run writes it now.
+        except Timeout:  # Another run is writing this journal.
             continue
         break
     if path.exists() and not (resumed is not None and resumed.exists() and resumed.samefile(path)):
@@ -99,7 +103,7 @@ def _text(kind: str, data: Any) -> str:
 
 
 def read(path: Path) -> Past:
-    """A journal, or a record, as what went before. Raises FileError."""
+    """The results in a journal or a record. Raises FileError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -128,14 +132,14 @@ def read(path: Path) -> Past:
             else:
                 updates.append(data)
         except (ValueError, ValidationError, AttributeError, KeyError, TypeError) as error:
-            if number == len(lines):  # Without its line end: the run was killed while it wrote this.
+            if number == len(lines):  # The last line has no line end: the run was killed while it wrote it.
                 continue
             raise FileError(f"{path}:{number}: not a line of a journal: {str(error).splitlines()[0]}") from error
     return _dated(replace(past, updates=tuple(updates)), past.run.get("started"))
 
 
 def _dated(past: Past, started: str | None) -> Past:
-    """What was measured before cases said when they were: as old as its run, however late it is resumed."""
+    """Measured cases without a date get the start of their run, however late the run is resumed."""
     for case in past.cases.values():
         if case.kind == "measured" and case.measured_at is None:
             case.measured_at = started
@@ -143,13 +147,13 @@ def _dated(past: Past, started: str | None) -> Past:
 
 
 def records_of(past: Past) -> list[Record]:
-    """What a run that was killed left, as a record for each of its GPUs, partial."""
+    """The results of a killed run as records, one a GPU. Each is marked partial."""
     settings = {name: past.run.get(name, value) for name, value in DEFAULTS.items()}
-    found = []
+    partial_records = []
     for gpu in dict.fromkeys(c.gpu for c in past.cases.values()):
         cases = [c for c in past.cases.values() if c.gpu == gpu]
         machine = past.machines.get(gpu, {})
-        found.append(
+        partial_records.append(
             Record(
                 schema=records.SCHEMA,
                 tool=str(past.run.get("tool", "pytest-nfp")),
@@ -161,4 +165,4 @@ def records_of(past: Past) -> list[Record]:
                 **settings,
             )
         )
-    return found
+    return partial_records

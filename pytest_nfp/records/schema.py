@@ -1,4 +1,4 @@
-"""The record of a run: everything a report needs, one JSON schema. Also how runs of several workers become one."""
+"""The record of a run: one JSON schema with everything that a report needs. Also how the results of several workers are merged."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from pytest_nfp.verdict import Outcome, worst
 
 SCHEMA = "https://pytest-nfp/record/2"
 FIRST = "https://pytest-nfp/record/1"
-"""The schema before it: its cases did not say their dtype, batch, context, k and routing apart."""
+"""The previous schema. Its cases had no fields for dtype, batch, context, k and routing."""
 Kind = Literal["measured", "predicted", "recorded", "executed"]
-"""Of a curve: measured in that run, or recorded elsewhere; else predicted. executed: products counted under an interpreter, no time."""
+"""measured: the curve was measured in that run. recorded: it was recorded elsewhere. predicted: there is no curve.
+executed: matrix products were counted under an interpreter, without times.
+"""
 Whole = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
-"""What was seen, which can be nothing."""
+"""A count that may be 0."""
 Question = Literal["granularity", "prediction", "boundary"]
 
 
@@ -65,7 +67,7 @@ class _Sum(BaseModel):
 
 
 def _terms(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Predictions by predictor, as they are. Raises ValidationError for others."""
+    """Predictions by predictor, unchanged. Raises ValidationError where they don't have the form of `_Term`."""
     if value is not None:
         _TERMS.validate_python(value)
     return value
@@ -107,11 +109,11 @@ class Held(_Strict):
         return _terms(value)
 
     def known_map(self) -> KnownMap | None:
-        """The map as it is compared; None without one."""
+        """The map as it is compared; None without a map."""
         return KnownMap(self.kernel, tuple(self.tiles), self.choice) if self.kernel is not None else None
 
     def known_boundary(self) -> KnownBoundary | None:
-        """The N_max as it is compared; None without one."""
+        """The boundary as it is compared; None without an N_max."""
         if self.kind is None or self.n_max is None or self.n_max_interval is None:
             return None
         return KnownBoundary(self.n_max, self.n_max_interval, self.kind, self.timer, tuple(n for n, _ in self.curve))
@@ -216,21 +218,21 @@ class Record(_Strict):
     @field_validator("cases")
     @classmethod
     def _are_different(cls, value: list[CaseRecord]) -> list[CaseRecord]:
-        seen: set[str] = set()
+        ids: set[str] = set()
         for case in value:
-            if case.id in seen:
+            if case.id in ids:
                 raise ValueError(f"two cases have the id {case.id!r}")
-            seen.add(case.id)
+            ids.add(case.id)
         return value
 
 
 def key_of(case: CaseRecord) -> str:
-    """What stays of a case when its release changes: GPU, framework, subject and workload."""
+    """The part of a case that stays when its release changes: GPU, framework, subject and workload."""
     return f"{case.gpu} {case.backend.partition('==')[0]} {case.subject} {case.workload}"
 
 
 def merge_case(known: CaseRecord | None, new: CaseRecord) -> CaseRecord:
-    """Two tests of one case as one record: what is measured or recorded stands before what is predicted."""
+    """Two records of one case as one. A curve, measured or recorded, takes precedence over a prediction."""
     if known is None:
         return new
     base, other = (new, known) if new.curve or not known.curve else (known, new)
@@ -244,15 +246,15 @@ def merge_case(known: CaseRecord | None, new: CaseRecord) -> CaseRecord:
 
 
 def is_trusted(case: CaseRecord) -> bool:
-    """Whether nothing speaks against its curve: the outcome of the case may be that of another of its tests."""
+    """Whether the case's curve can be trusted: neither the case nor its boundary test is INVALID."""
     boundary = case.tests.get("boundary")
     return case.outcome != "INVALID" and (boundary is None or boundary.outcome != "INVALID")
 
 
 def known_boundary(case: CaseRecord, tolerance: float) -> KnownBoundary | None:
-    """The N_max of a case's curve as it is compared; None without one.
+    """The boundary of a case's curve as it is compared; None without a curve or an N_max.
 
-    tolerance: the record's epsilon: a curve is noisy where the interval of a ratio past the sure ones holds 1 + epsilon.
+    tolerance: the record's epsilon. A curve is noisy where, within the interval of N_max, the interval of a ratio holds 1 + epsilon.
     """
     if not case.curve or case.n_max is None or case.n_max_interval is None:
         return None
@@ -263,7 +265,7 @@ def known_boundary(case: CaseRecord, tolerance: float) -> KnownBoundary | None:
 
 
 def known_map(case: CaseRecord) -> KnownMap | None:
-    """The map of a case as it is compared; None without one."""
+    """The map of a case as it is compared; None without a map."""
     g = case.granularity
     if g is None:
         return None
@@ -272,7 +274,7 @@ def known_map(case: CaseRecord) -> KnownMap | None:
 
 
 def summarise(case: CaseRecord) -> CaseRecord:
-    """Outcome and reasons of a case from its tests."""
+    """Set the outcome and reasons of a case from its tests."""
     case.outcome = worst([t.outcome for t in case.tests.values()])
     case.reasons = list(
         dict.fromkeys(
@@ -283,20 +285,20 @@ def summarise(case: CaseRecord) -> CaseRecord:
 
 
 def identity_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(name, before, after) of whatever decides kernels and speed and differs between two records' machines."""
+    """(name, before, after) of each part of the machine's identity that differs between two records."""
     was, now = (machine.get("identity", {}) for machine in (before, after))
     return [(n, was.get(n), now.get(n)) for n in sorted({*was, *now}) if was.get(n) != now.get(n)]
 
 
 def dump(record: Record) -> str:
-    """The record as JSON text: no NaN, no infinity."""
+    """The record as JSON text, without NaN and infinity."""
     return json.dumps(record.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False) + "\n"
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a record's file, published as docs/record.schema.json."""
-    found = Record.model_json_schema(by_alias=True, mode="serialization")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **found}
+    schema = Record.model_json_schema(by_alias=True, mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **schema}
 
 
 def write(path: Path, record: Record) -> None:
@@ -305,7 +307,7 @@ def write(path: Path, record: Record) -> None:
 
 
 def read(path: Path) -> Record:
-    """A record from a file, one of schema 1 as it would be now. Raises FileError with file and field."""
+    """A record from a file. A record of schema 1 is migrated. Raises FileError with file and field."""
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -331,17 +333,17 @@ def read(path: Path) -> Record:
 
 
 def _migrated(data: dict[str, Any]) -> dict[str, Any]:
-    """A record of schema 1: what its cases' workloads say together is said apart."""
+    """A record of schema 1 as one of schema 2: each case gets the dtype, batch, context, k and routing of its workload."""
     cases = data.get("cases")
     for case in cases if isinstance(cases, list) else []:
-        found = read_key(str(case.get("workload", ""))) if isinstance(case, dict) else None
-        if found is not None:
-            case |= {name: found[name] for name in ("dtype", "batch", "context", "top_k", "routing")}
+        key_fields = read_key(str(case.get("workload", ""))) if isinstance(case, dict) else None
+        if key_fields is not None:
+            case |= {name: key_fields[name] for name in ("dtype", "batch", "context", "top_k", "routing")}
     return {**data, "schema": SCHEMA}
 
 
 def totals(cases: Iterable[CaseRecord]) -> dict[str, int]:
-    """Cases per outcome, those that occur."""
+    """Number of cases by outcome, for the outcomes that occur."""
     counts: dict[str, int] = {}
     for case in cases:
         counts[case.outcome] = counts.get(case.outcome, 0) + 1

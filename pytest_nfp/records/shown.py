@@ -1,4 +1,4 @@
-"""A record as it is shown: what would steer a terminal, a parser or a reading direction stands there as text."""
+"""A record as it is shown. Characters that steer a terminal, a parser or the reading direction are written as escapes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 from pytest_nfp.escaping import shown_text
 from pytest_nfp.records.schema import Record
 
-# What `escaping` looks for, in JSON as it may be written with every character that is not escaped: where it finds nothing, there is nothing.
+# The characters that `escaping` escapes, as they may appear in JSON: as an escape, or as themselves. No match: nothing to escape.
 _SUSPECT = re.compile("\\\\[nrtbfu]|[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff]")
 
 
 def shown(record: Record) -> Record:
-    r"""The record with such characters written as escapes: a line end is `\n`, an override `\u202e`."""
+    r"""The record with these characters written as escapes: a line end as `\n`, a direction override as `\u202e`."""
     text = record.model_dump_json(by_alias=True)
-    # Most records are plain, and a search of every character of a large one takes half a second.
+    # Most records are plain ASCII. Searching every character of a large record takes half a second.
     if (text.isascii() and "\\" not in text and "\x7f" not in text) or _SUSPECT.search(text) is None:
         return record
     return Record.model_validate_json(shown_text(json.dumps(record.model_dump(mode="json", by_alias=True))))

@@ -1,4 +1,4 @@
-"""From records to what people read: HTML, Markdown, JUnit, and a summary on the terminal. Numbers come from the record alone."""
+"""Reports from records: HTML, Markdown, JUnit, and a summary on the terminal. All numbers come from the record."""
 
 from pytest_nfp.report.files import write_reports
 

@@ -1,5 +1,7 @@
-"""Charts by Vega: one specification a kind of chart, compiled once, given data for each case. Drawn in the page from the bundle that
-vl-convert carries, and as static SVG by vl-convert itself. Colours are the page's own, so that one chart is light, dark and printed.
+"""Charts by Vega. Each kind of chart has one specification, which is compiled once and filled with the data of each case.
+
+The page draws them with the Vega bundle that vl-convert carries. Static SVG is drawn by vl-convert itself. Colours are variables
+of the page, so that one chart works in light mode, in dark mode and on paper.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pytest_nfp.compare.changes import Side
 from pytest_nfp.records import CaseRecord
 
 SHOWN_RATIO = 3.0
-"""The axis ends here: past it, how much slower no longer matters to where the boundary is."""
+"""T(N)/T(N0) at which the axis ends. Larger ratios don't matter to where the boundary is."""
 WIDTH, HEIGHT = 640, 250
 Rows = dict[str, list[dict[str, Any]]]
 _AXIS = {
@@ -42,7 +44,7 @@ _X = {
 
 
 def _curve() -> dict[str, Any]:
-    """T(N)/T(N0): the limit, tile edges, before, composed, intervals, points, and where each says that N_max is."""
+    """T(N)/T(N0) over N: the limit, tile edges, the earlier and composed curves, intervals, points, and a line at each N_max."""
     y = {"field": "ratio", "type": "quantitative", "title": "T(N) / T(N0)", "scale": {"domainMin": 0, "nice": False}}
     tooltip = [
         {"field": "n", "title": "N"},
@@ -111,7 +113,7 @@ def _curve() -> dict[str, Any]:
 
 
 def _strip() -> dict[str, Any]:
-    """The granularity map as a strip over row counts, before and after."""
+    """The granularity map as a strip over row counts M, before and now."""
     x = {
         "field": "first",
         "type": "quantitative",
@@ -155,7 +157,7 @@ def _strip() -> dict[str, Any]:
 
 
 def _history() -> dict[str, Any]:
-    """N_max over releases, a line for each series."""
+    """N_max over releases, one line a series."""
     x = {
         "field": "release",
         "type": "ordinal",
@@ -197,7 +199,7 @@ def _history() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def compiled() -> dict[str, Any]:
-    """The specifications as Vega, by name: curve, strip, history. Their data are empty."""
+    """The specifications compiled to Vega, by name (curve, strip, history), without data."""
     import vl_convert
 
     return {
@@ -213,7 +215,7 @@ def _text_of(name: str) -> str:
 
 def with_data(name: str, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """A specification with its data in place."""
-    spec: dict[str, Any] = json.loads(_text_of(name))  # ten times as quick as a deep copy
+    spec: dict[str, Any] = json.loads(_text_of(name))  # ten times as fast as a deep copy
     for source in spec["data"]:
         if "source" not in source and source["name"] in rows:
             source["values"] = list(rows[source["name"]])
@@ -221,17 +223,17 @@ def with_data(name: str, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dic
 
 
 def svg(name: str, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """A chart as SVG: what others wrote in its labels is escaped by Vega."""
+    """A chart as SVG. Vega escapes the texts of its labels."""
     import vl_convert
 
     text: str = vl_convert.vega_to_svg(with_data(name, rows))
-    # The page gives the chart its name, and scales it to its column.
+    # The page names the chart, and scales it to its column.
     return text.replace('class="marks"', 'class="marks" role="presentation" aria-hidden="true"', 1)
 
 
 @lru_cache(maxsize=1)
 def bundle() -> str:
-    """Vega's JavaScript as vl-convert carries it, compressed, in base64. Made once for a version: bundling takes two seconds."""
+    """Vega's JavaScript from vl-convert, compressed, in base64. Cached for each version, as bundling takes two seconds."""
     import vl_convert
 
     from pytest_nfp.files import write_atomically
@@ -243,24 +245,24 @@ def bundle() -> str:
     except OSError:
         script: str = vl_convert.javascript_bundle(None)  # type: ignore[arg-type]  # None is the default bundle
         text = base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode("ascii")
-    with suppress(OSError):  # Without a cache it is made anew the next time.
+    with suppress(OSError):  # Without a cache it is bundled again the next time.
         write_atomically(path, text)
     return text
 
 
 def bundle_text() -> str:
-    """The same as the browser unpacks it."""
+    """The JavaScript of `bundle`, unpacked as the browser unpacks it."""
     return gzip.decompress(base64.b64decode(bundle())).decode()
 
 
 def curve_rows(case: CaseRecord, tolerance: float, before: Side | None) -> Rows | None:
-    """Data of a case's chart; None where there is no curve. The page's script makes the same of the record (report.js, curveRows)."""
+    """Data of a case's chart; None without a curve. The page's script computes the same from the record (report.js, curveRows)."""
     base, span = dict(case.curve).get(case.baseline_positions or 0), span_of(case)
     if not base or span is None:
         return None
     first, last = span
     intervals = {n: (low, high) for n, low, high in case.ratios}
-    was = dict(before.curve).get(case.baseline_positions or 0) if before is not None else None
+    base_before = dict(before.curve).get(case.baseline_positions or 0) if before is not None else None
 
     def ratios(curve: Sequence[tuple[int, float]], to: float) -> list[dict[str, Any]]:
         return [{"n": n, "ratio": min(us / to, SHOWN_RATIO)} for n, us in curve if first <= n <= last]
@@ -281,14 +283,14 @@ def curve_rows(case: CaseRecord, tolerance: float, before: Side | None) -> Rows 
         "points": points,
         "limit": [{"ratio": 1 + tolerance}],
         "edges": [{"n": n} for n in (case.granularity or {}).get("edges", []) if first < n < last],
-        "before": ratios(before.curve, was) if before is not None and was else [],
+        "before": ratios(before.curve, base_before) if before is not None and base_before else [],
         "composed": ratios((case.composed or {}).get("curve", []), base),
         "marks": marks(case, before, first, last),
     }
 
 
 def span_of(case: CaseRecord) -> tuple[int, int] | None:
-    """First and last N that a case's chart shows: up to the first one past the end of the axis. None without T(N0)."""
+    """First and last N of a case's chart. The last is the first N past the end of the axis. None without T(N0)."""
     base = dict(case.curve).get(case.baseline_positions or 0)
     if not base:
         return None
@@ -296,16 +298,18 @@ def span_of(case: CaseRecord) -> tuple[int, int] | None:
 
 
 def marks(case: CaseRecord, before: Side | None, first: int, last: int) -> list[dict[str, Any]]:
-    """Vertical lines with their labels, each on a line of its own."""
-    told: list[tuple[str, int | None, str]] = [
+    """Vertical lines of a chart. The label of each has a row of its own."""
+    candidates: list[tuple[str, int | None, str]] = [
         ("N0", case.baseline_positions if case.baseline_positions != first else None, "var(--soft)"),
         ("n_max", case.n_max, "var(--curve)"),
         ("first exit", case.n_first_exit if case.n_first_exit != case.n_max else None, "var(--curve)"),
     ]
     if before is not None:
-        told.append(("n_max before", before.n_max, "var(--before)"))
-    told += [(name.replace("_", " "), term["n_max"], "var(--pred)") for name, term in (case.predicted or {}).items()]
-    shown = [(label, n, colour) for label, n, colour in told if n is not None and first <= n <= last]
+        candidates.append(("n_max before", before.n_max, "var(--before)"))
+    candidates += [
+        (name.replace("_", " "), term["n_max"], "var(--pred)") for name, term in (case.predicted or {}).items()
+    ]
+    shown = [(label, n, colour) for label, n, colour in candidates if n is not None and first <= n <= last]
     middle = (first * last) ** 0.5
     return [
         {
@@ -313,7 +317,7 @@ def marks(case: CaseRecord, before: Side | None, first: int, last: int) -> list[
             "label": f"{label} {n}",
             "colour": colour,
             "row": 4 + 14 * i,
-            # Beside the line, on the side with more room.
+            # The label goes on the side of the line with more room.
             "align": "right" if n > middle else "left",
             "dx": -4 if n > middle else 4,
         }
@@ -322,7 +326,7 @@ def marks(case: CaseRecord, before: Side | None, first: int, last: int) -> list[
 
 
 def strip_rows(before: Side | None, after: Side, changed: tuple[tuple[int, int, int, int], ...]) -> Rows | None:
-    """Data of a case's strip; None where there is no map."""
+    """Data of a case's strip; None without a map."""
     if not after.tiles:
         return None
     return {"strip": _strip_of(before.tiles if before is not None else (), after.tiles, changed)}
@@ -334,7 +338,7 @@ def _strip_of(
     after: tuple[tuple[int, int, int], ...],
     changed: tuple[tuple[int, int, int, int], ...],
 ) -> list[dict[str, Any]]:
-    """Many cases share a map, and its strip."""
+    """The rows of a strip. Cached, as many cases share a map."""
     cuts = sorted({first for first, _, _, _ in changed} | {last + 1 for _, last, _, _ in changed})
     rows = []
     for name, tiles in (("before", before), ("now", after)):
@@ -356,9 +360,9 @@ def _strip_of(
 
 
 def _cut(tiles: Sequence[tuple[int, int, int]], cuts: Sequence[int]) -> list[tuple[int, int, int]]:
-    """The ranges with an end before each of these counts that lies inside one."""
-    found = []
+    """The ranges, cut before each of the counts in `cuts` that lies inside a range."""
+    pieces = []
     for first, last, tile in tiles:
         starts = [first, *(c for c in cuts if first < c <= last)]
-        found += [(a, b - 1, tile) for a, b in zip(starts, [*starts[1:], last + 1], strict=True)]
-    return found
+        pieces += [(a, b - 1, tile) for a, b in zip(starts, [*starts[1:], last + 1], strict=True)]
+    return pieces

@@ -17,8 +17,10 @@ from pytest_nfp.report.markdown import markdown
 
 
 def write_reports(folder: Path, runs: Sequence[Record]) -> list[Path]:
-    """Write <folder>/<gpu>/ of each record (record.json, index.html, summary.md, junit.xml), then <folder>/index.html over all
-    records that are there: those of earlier runs on other GPUs too.
+    """Write the reports of a run; returns the paths of the pages.
+
+    Each record gets <folder>/<gpu>/ with record.json, index.html, summary.md and junit.xml. Then <folder>/index.html is written
+    over all records in the folder, including those of earlier runs on other GPUs.
     """
     written = []
     for record in runs:
@@ -27,7 +29,7 @@ def write_reports(folder: Path, runs: Sequence[Record]) -> list[Path]:
         written += write_page(target, [record])
     paths = sorted(folder.glob("*/record.json"))
     if len(paths) == len(written) == 1:
-        text = written[0].read_text(encoding="utf-8")  # Of one record alone it is that record's page.
+        text = written[0].read_text(encoding="utf-8")  # With one record only, the common page is that record's page.
     else:
         text = render(view_of(_readable(paths)))
     write_atomically(folder / "index.html", text)
@@ -35,19 +37,19 @@ def write_reports(folder: Path, runs: Sequence[Record]) -> list[Path]:
 
 
 def _readable(paths: Sequence[Path]) -> list[Record]:
-    found = []
+    readable = []
     for path in paths:
         try:
-            found.append(records.read(path))
+            readable.append(records.read(path))
         except FileError:
-            continue  # Another release's record: its own report stands beside it.
-    return found
+            continue  # A record that this release can't read has its own report beside it.
+    return readable
 
 
 def write_page(
     folder: Path, runs: Sequence[Record], against: Record | None = None, with_history: bool = False
 ) -> list[Path]:
-    """Write index.html, summary.md and junit.xml over some records; returns the page's path."""
+    """Write index.html, summary.md and junit.xml over some records; returns the path of the page, in a list."""
     view = view_of(runs, against)
     write_atomically(folder / "index.html", render(view, with_history))
     write_atomically(folder / "summary.md", markdown(view))
@@ -56,20 +58,20 @@ def write_page(
 
 
 def why_not_writable(folder: Path) -> str:
-    """Why no report can be written to a folder, told before anything is measured; empty where nothing speaks against it."""
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        return f"{place} is not a folder"
-    for written in (place, *(p.parent for p in folder.glob("*/record.json"))):
-        if not os.access(written, os.W_OK):
-            return f"{written} can't be written to"
+    """Why no report can be written to a folder, checked before anything is measured; empty where one can."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return f"{existing} is not a folder"
+    for target in (existing, *(p.parent for p in folder.glob("*/record.json"))):
+        if not os.access(target, os.W_OK):
+            return f"{target} can't be written to"
     return ""
 
 
 def rescue(runs: Sequence[Record]) -> Path:
-    """Save the records where there is room, after their folder failed: the folder that has them. Raises OSError."""
+    """Save the records in a new temporary folder, after their own folder failed. Returns the new folder. Raises OSError."""
     folder = Path(tempfile.mkdtemp(prefix="pytest-nfp-"))
     for record in runs:
         records.write(folder / record.gpu / "record.json", record)

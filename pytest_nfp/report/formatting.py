@@ -1,4 +1,4 @@
-"""How a record's numbers are said, the same way in every report."""
+"""A record's numbers as text, the same in every report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_nfp.records import CaseRecord
 
 
 def n_idle(case: CaseRecord) -> str:
-    """N_idle as a whole number of positions; unbounded where idle compute sets no bound."""
+    """N_idle as a whole number of positions; "unbounded" where idle compute sets no bound."""
     if case.n_idle is None:
         return "unbounded" if case.n_idle_unbounded else ""
     return f"{case.n_idle:.0f}"
@@ -23,28 +23,28 @@ def term(case: CaseRecord, predictor: str) -> str:
 
 
 def n_max(case: CaseRecord) -> str:
-    """The curve's N_max; empty where there is no curve: a prediction never appears as a measurement."""
+    """The curve's N_max; empty without a curve, so that a prediction never appears as a measurement."""
     return str(case.n_max) if case.curve and case.n_max is not None else ""
 
 
 def interval(case: CaseRecord) -> str:
-    """`[256, 319]`, `[64, ..]` where the curve ends within the tolerance."""
+    """The interval of N_max: `[256, 319]`, or `[64, ..]` where the curve ends within the tolerance."""
     if case.n_max_interval is None:
         return ""
     return bracketed(case.n_max_interval)
 
 
 def first_exit(case: CaseRecord) -> str:
-    """n_first_exit."""
+    """The case's n_first_exit; empty without one."""
     return str(case.n_first_exit) if case.n_first_exit is not None else ""
 
 
 def changes(pair: Pair) -> list[str]:
-    """What differs from before, a sentence each; nothing where there is nothing to compare with."""
-    said = []
+    """What differs from before, one text a difference; empty where there is nothing to compare with."""
+    sentences = []
     if pair.kernel:
-        said.append(f"kernel: {pair.kernel[0]} to {pair.kernel[1]}")
+        sentences.append(f"kernel: {pair.kernel[0]} to {pair.kernel[1]}")
     if pair.tiles:
-        said.append(f"tiles: {tiles_in_words(pair.tiles, pair.after.tiles[-1][1])}")
-    said += [f"N_max ({kind}): {old} to {new}" for kind, old, new in pair.n_max]
-    return said
+        sentences.append(f"tiles: {tiles_in_words(pair.tiles, pair.after.tiles[-1][1])}")
+    sentences += [f"N_max ({kind}): {old} to {new}" for kind, old, new in pair.n_max]
+    return sentences

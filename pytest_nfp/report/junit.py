@@ -1,4 +1,4 @@
-"""A report as JUnit XML, of elements and attributes that every parser of it knows: numbers stay in the record."""
+"""A report as JUnit XML. It has only elements and attributes that every parser knows; numbers stay in the record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BROKEN = "INVALID"
 
 
 def junit(view: View) -> str:
-    """A suite a record, a test for each question of a case. FAIL is a failure, INVALID an error, what is open is skipped."""
+    """One suite a record, one test a question of a case. FAIL is a failure, INVALID an error; outcomes other than PASS are skips."""
     root = ET.Element("testsuites")
     for record in view.runs:
         tests = [(c, question, test.outcome, test.reasons) for c in record.cases for question, test in _tests(c)]
@@ -29,13 +29,13 @@ def junit(view: View) -> str:
         for case, question, outcome, reasons in tests:
             name = f"{case.subject}-{case.workload} {question}"
             element = ET.SubElement(suite, "testcase", classname=f"{case.gpu}.{case.backend}", name=name, time="0")
-            said = "; ".join(reasons) or outcome
+            message = "; ".join(reasons) or outcome
             if outcome == FAILED:
-                ET.SubElement(element, "failure", message=said, type=outcome).text = said
+                ET.SubElement(element, "failure", message=message, type=outcome).text = message
             elif outcome == BROKEN:
-                ET.SubElement(element, "error", message=said, type=outcome).text = said
+                ET.SubElement(element, "error", message=message, type=outcome).text = message
             elif outcome != "PASS":
-                ET.SubElement(element, "skipped", message=f"{outcome}: {said}")
+                ET.SubElement(element, "skipped", message=f"{outcome}: {message}")
     ET.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 

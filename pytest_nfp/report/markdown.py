@@ -12,37 +12,38 @@ from pytest_nfp.report import formatting
 from pytest_nfp.report.html import by_urgency, reasons, title
 
 LISTED = 50
-"""Cases of a table: a pull request shows no thousand of them."""
+"""Rows of a table, and changes listed: a pull request is no place for thousands."""
 _ACTIVE = re.compile(r"([\\`*_\[\]()#|~!+-])")
 
 _LIVE = re.compile(r"([@#$:]|www)(?=\S)")
 
 
 def escaped(text: object) -> str:
-    """Text that Markdown shows as it is: no markup and no cell's end. What a forge makes of plain text (mentions, references, addresses,
-    formulas, emoji) is undone by a comment, which nobody sees.
+    """Text that Markdown shows as it is, without markup and without the end of a table cell.
+
+    A forge turns some plain text into mentions, references, addresses, formulas or emoji. An invisible comment prevents that.
     """
     return _LIVE.sub(r"\1<!-- -->", _ACTIVE.sub(r"\\\1", html.escape(str(text), quote=False)))
 
 
 def markdown(view: View) -> str:
-    """The whole text."""
-    runs, found, changed = view.runs, view.pairs, view.changes
-    counts = ", ".join(f"{n} {outcome}" for outcome, n in totals(p.case for p in found).items())
+    """The whole report as Markdown."""
+    runs, case_pairs, changed = view.runs, view.pairs, view.changes
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in totals(p.case for p in case_pairs).items())
     lines = [f"## {escaped(title(runs, view.against))}", "", f"**{escaped(headline(runs, changed))}** {counts}.", ""]
     lines += [
         f"- **{'Matters' if c.matters else 'Moves nothing'}** {escaped(c.where)}: {escaped(c.what)}; {escaped(c.effect)}"
         for c in changed[:LISTED]
     ]
-    if said := coverage(view):
-        lines.append(f"- {escaped(said)}")
+    if sentence := coverage(view):
+        lines.append(f"- {escaped(sentence)}")
     if len(changed) > LISTED:
         lines.append(f"- and {len(changed) - LISTED} more changes")
-    for outcome, said, n, first in reasons(found):
-        more = f" and {n - 1} more" if n > 1 else ""
-        lines.append(f"- {outcome} {escaped(first)}{more}: {escaped(said)}")
-    if found:
-        lines += ["", *_table(by_urgency(found))]
+    for outcome, sentence, n, first in reasons(case_pairs):
+        others = f" and {n - 1} more" if n > 1 else ""
+        lines.append(f"- {outcome} {escaped(first)}{others}: {escaped(sentence)}")
+    if case_pairs:
+        lines += ["", *_table(by_urgency(case_pairs))]
     lines += ["", *(_run(r) for r in runs), ""]
     return "\n".join(lines)
 
@@ -54,8 +55,15 @@ def _table(found: Sequence[Pair]) -> list[str]:
     ]
     for p in found[:LISTED]:
         c = p.case
-        was = p.before.n_max if p.before is not None else None
-        cells = (c.id, c.outcome, c.kind, formatting.n_max(c), formatting.interval(c), was if was is not None else "")
+        n_max_before = p.before.n_max if p.before is not None else None
+        cells = (
+            c.id,
+            c.outcome,
+            c.kind,
+            formatting.n_max(c),
+            formatting.interval(c),
+            n_max_before if n_max_before is not None else "",
+        )
         predictions = (formatting.term(c, "principle"), formatting.term(c, "tile_roofline"))
         lines.append("| " + " | ".join(escaped(cell) for cell in (*cells, *predictions)) + " |")
     if len(found) > LISTED:

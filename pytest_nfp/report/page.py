@@ -1,7 +1,7 @@
-"""What the page's script works on: a table by columns, and the details of each case, apart so that the table opens at once.
+"""The data of the page's script: a table by columns, and the details of each case.
 
-The table is plain JSON, which the script reads as soon as the browser has come so far; the rest, of which a reader opens a few
-cases, is compressed and comes behind it.
+The two are separate, so that the table opens at once. The table is plain JSON, which the script reads as soon as the browser
+reaches it. The details follow it compressed, as a reader opens only a few cases.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FACETS = (
     ("outcome", "Outcome"),
     ("changed", "Changed"),
 )
-"""Columns that can be filtered by, with their names."""
+"""(column, heading) of the columns that a reader can filter by."""
 COLUMNS = (
     ("n_idle", "N_idle"),
     ("principle", "Principle"),
@@ -46,16 +46,16 @@ COLUMNS = (
 
 
 def run_name(record: Record) -> str:
-    """A run among others: its GPU and when it began."""
+    """The name of a run: its GPU and when it began."""
     return f"{record.gpu} {record.started[:16].replace('T', ' ')}"
 
 
 def table(runs: Sequence[Record], found: Sequence[Pair]) -> dict[str, list[Any]]:
-    """Column name -> [its different values, and which of them each case has].
+    """Column name -> [distinct values, index of each case's value among them].
 
-    Numbers stay numbers, so that they sort as such; None where there is none.
+    Numbers stay numbers, so that they sort as numbers. None stands for no value.
     """
-    out: dict[str, list[Any]] = {name: [] for name, _ in (*FACETS, *COLUMNS)} | {"id": []}
+    columns: dict[str, list[Any]] = {name: [] for name, _ in (*FACETS, *COLUMNS)} | {"id": []}
     names = [run_name(r) for r in runs]
     for p in found:
         c = p.case
@@ -85,56 +85,56 @@ def table(runs: Sequence[Record], found: Sequence[Pair]) -> dict[str, list[Any]]
             "before": interval_or_nothing(p.before) or None,
         }
         for name, value in row.items():
-            out[name].append(value)
-    return {name: _coded(values) for name, values in out.items()}
+            columns[name].append(value)
+    return {name: _coded(values) for name, values in columns.items()}
 
 
 def _coded(values: Sequence[Any]) -> list[Any]:
-    """[different values, the place of each among them]: a column of ten thousand cases has few."""
+    """[distinct values, index of each value among them]. A column of ten thousand cases has few distinct values."""
     places: dict[Any, int] = {}
     codes = [places.setdefault(value, len(places)) for value in values]
     return [list(places), codes]
 
 
 HIDDEN = {"id", "samples", "baseline", "reasons", "outcome", "kind", "gpu", "backend", "subject", "workload", "module"}
-"""Of a case's record what the page has elsewhere, or not at all."""
+"""Fields of a case's record that the details leave out: the page has them elsewhere, or not at all."""
 
 
 def details(found: Sequence[Pair]) -> str:
-    """JSON text, of each case [what its record holds, what its charts show besides the curve, and what changed].
+    """JSON text: for each case [fields of its record, what its charts show besides the curve, and what changed].
 
-    The record's part is text as pydantic writes it: made into objects here and into text again, it would take longer than all the
-    rest of a report.
+    The fields of the record are text as pydantic writes it. Turning them into objects and back into text would take longer
+    than the rest of a report.
     """
     parts = []
     for p in found:
-        more: dict[str, Any] = {"changes": formatting.changes(p)}
+        shown: dict[str, Any] = {"changes": formatting.changes(p)}
         if p.before is not None:
-            more |= {"before": p.before.name, "beforeCurve": p.before.curve}
+            shown |= {"before": p.before.name, "beforeCurve": p.before.curve}
         if not p.case.tests:
-            more["tests"] = {"case": {"outcome": p.case.outcome, "reasons": p.case.reasons}}
+            shown["tests"] = {"case": {"outcome": p.case.outcome, "reasons": p.case.reasons}}
         if span := charts.span_of(p.case):
-            more["marks"] = charts.marks(p.case, p.before, *span)
+            shown["marks"] = charts.marks(p.case, p.before, *span)
         if strip := charts.strip_rows(p.before, p.after, p.tiles):
-            more["strip"] = strip["strip"]
-        parts.append(f"[{p.case.model_dump_json(exclude_defaults=True, exclude=HIDDEN)},{_json(more)}]")
+            shown["strip"] = strip["strip"]
+        parts.append(f"[{p.case.model_dump_json(exclude_defaults=True, exclude=HIDDEN)},{_json(shown)}]")
     return f"[{','.join(parts)}]"
 
 
 def _json(data: Any) -> str:
-    # As pydantic writes the records: five times as fast as the standard library, ten thousand times a report.
+    # pydantic's writer is five times as fast as the standard library, and a report calls it ten thousand times.
     return to_json(data, inf_nan_mode="null").decode()
 
 
 def plain(data: Any) -> Any:
-    """Data as JSON that can stand in a script element: nothing in it ends the element, or begins another."""
+    """Data as JSON for a script element: nothing in it ends the element or begins another."""
     import markupsafe
 
     return markupsafe.Markup(_json(data).replace("<", "\\u003c"))  # noqa: S704  # JSON has no < outside its strings
 
 
 def packed(data: Any) -> str:
-    """Data as JSON, compressed, in base64: text that can stand in any page."""
+    """Data as JSON, compressed, in base64: text that any page can hold."""
     return packed_text(_json(data))
 
 

@@ -1,4 +1,4 @@
-"""The summary that pytest prints: a row a case, then the reasons that matter."""
+"""The summary that pytest prints: one row a case, then the reasons that matter."""
 
 from __future__ import annotations
 
@@ -26,20 +26,24 @@ MODELS = (
     "step ms",
     "of the byte floor",
 )
-"""A full model against the sum of its modules and what both predictors say, and at N0 its forward, the engine's step, and the forward over what reading takes."""
+"""Columns for a full model: its N_max, that of the sum of its modules, and that of both predictors. At N0: the forward and the
+engine's step in milliseconds, and the forward over the time that reading its bytes takes.
+"""
 HEADER = ("case", "N_idle", "principle", "tile roofline", "n_max", "interval", "first exit", "kind", "outcome")
 
 
 def headline(record: Record) -> list[str]:
-    """Three lines: what was found, what it was held to, and what to do."""
+    """Three lines: what was found, what it was held to, what to do."""
     asked = [c for c in record.cases if "boundary" in c.tests] or record.cases
-    found = ", ".join(f"{n} {outcome}" for outcome, n in totals(asked).items())
-    what = "boundaries" if any("boundary" in c.tests for c in asked) else "cases"
-    held = [c.tests["boundary"].held_to for c in asked if "boundary" in c.tests]
-    counts = {name: sum(name in names for names in held) for name in dict.fromkeys(n for names in held for n in names)}
+    outcomes = ", ".join(f"{n} {outcome}" for outcome, n in totals(asked).items())
+    noun = "boundaries" if any("boundary" in c.tests for c in asked) else "cases"
+    agreeing = [c.tests["boundary"].held_to for c in asked if "boundary" in c.tests]
+    counts = {
+        name: sum(name in names for names in agreeing) for name in dict.fromkeys(n for names in agreeing for n in names)
+    }
     agreed = ", ".join(f"{name} ({n} agree)" for name, n in counts.items())
     return [
-        f"found: {len(asked)} {what} on {record.machine.get('title', record.gpu)}: {found}",
+        f"found: {len(asked)} {noun} on {record.machine.get('title', record.gpu)}: {outcomes}",
         f"held to: {agreed or 'nothing that a boundary agrees with'}",
         f"to do: {_to_do(asked)}",
     ]
@@ -59,7 +63,7 @@ def _to_do(cases: Sequence[CaseRecord]) -> str:
 
 
 def summary_lines(record: Record, verbosity: int = 0) -> list[str]:
-    """Lines of the summary; reasons of cases that passed only with -v."""
+    """Lines of the summary. Reasons of passed and skipped cases are shown with -v, or where they name a deviation."""
     record = shown(record)
     shared = f"{record.gpu}-"
     rows = [HEADER, *(_row(c, shared) for c in record.cases)]
@@ -86,7 +90,7 @@ def summary_lines(record: Record, verbosity: int = 0) -> list[str]:
 
 
 def _models(record: Record, shared: str) -> list[str]:
-    """A row for each full model that its modules were measured for; none where there is no such case."""
+    """A table of the full models whose modules were measured too; empty where there is none."""
     rows = [(c, c.composed) for c in record.cases if c.composed is not None and "n_max" in c.composed and c.curve]
     if not rows:
         return []
@@ -114,7 +118,7 @@ def _models(record: Record, shared: str) -> list[str]:
 
 
 def _beside(c: CaseRecord, predicted: dict[str, Any]) -> tuple[str, str, str, str, str]:
-    """Both predictors' N_max with the steps from the measured one, and the tile roofline's error of T; empty where there is none."""
+    """Both predictors' N_max, each with its steps from the measured N_max, then the tile roofline's error of T. Empty where unknown."""
     steps = predicted.get("steps", {})
     error = f"{predicted['error']:.0%}" if "error" in predicted else ""
     return (

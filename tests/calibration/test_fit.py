@@ -55,6 +55,10 @@ def joined(c: Calibration = PLANTED, count: int = len(SHAPES)) -> list[Joined]:
     return found
 
 
+def shape_of(j: Joined) -> tuple[int, int, int, int]:
+    return j.curve.experts, j.curve.top_k, j.curve.hidden, j.curve.width
+
+
 def test_planted_numbers_come_back() -> None:
     """Bandwidth within 3%, compute of every tile height that a curve reaches within 10%, and shapes that were left out are met."""
     c = fit.fit(joined())
@@ -94,13 +98,14 @@ def test_too_few_shapes_give_no_calibration() -> None:
 
 def test_a_calibration_is_the_same_bytes_twice_and_reads_back() -> None:
     """Schema, provenance, cross-validated error."""
-    both = [fit.calibrate(joined(), "a" * 64) for _ in range(2)]
+    few = SHAPES[::2]  # A fold less each time; which shapes they are is no part of the property.
+    both = [fit.calibrate([j for j in joined() if shape_of(j) in few], "a" * 64) for _ in range(2)]
     assert both[0] == both[1]
     text = calibration_files.text_of([both[0][0]])
     assert calibration_files.text_of([both[1][0]]) == text
     (found,) = CalibrationsFile.model_validate(yaml.safe_load(text)).calibrations
     assert (found.gpu, found.framework, found.kernel, found.dtype) == ("h200", "vllm", "triton", "bf16")
-    assert (found.curves, found.shapes, found.releases) == (len(SHAPES), len(SHAPES), ("9",))
+    assert (found.curves, found.shapes, found.releases) == (len(few), len(few), ("9",))
     assert found.spread[0] <= 1 <= found.spread[1]
     assert (found.sha256, found.kind) == ("a" * 64, "recorded")
     assert found.calibration().tile_shares == found.tile_shares

@@ -68,6 +68,20 @@ def test_a_name_that_repeats_refuses_the_archive(tmp_path: Path, is_wheel: bool)
         members_of(path, WANTED)
 
 
+def test_a_member_without_a_name_is_refused(tmp_path: Path) -> None:
+    """zipfile cuts a name at its first NUL: of "\\0" nothing is left."""
+    path = tmp_path / "a.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x", "1")
+        archive.writestr("vllm/a.py", "1")
+    data = path.read_bytes()
+    at = data.rindex(b"PK\x01\x02", 0, data.rindex(b"PK\x01\x02")) + 46
+    assert data[at : at + 1] == b"x"
+    path.write_bytes(data[:at] + b"\0" + data[at + 1 :])
+    with pytest.raises(RuleUnknown, match="it has a member without a name"):
+        members_of(path, WANTED)
+
+
 @pytest.mark.parametrize("name", ["vllm//a.py", "vllm/./a.py", "./vllm/a.py"])
 @pytest.mark.parametrize("is_wheel", [True, False])
 def test_another_spelling_of_a_name_is_refused(tmp_path: Path, name: str, is_wheel: bool) -> None:

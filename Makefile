@@ -47,7 +47,7 @@ browser:
 	  echo "no chromium: tests in a browser are skipped"
 
 test: .venv/.dev browser lint
-	$(BIN)/python -m pytest tests -q
+	$(BIN)/python -m pytest tests -q -n auto
 
 canary: .venv/.cpu
 	$(BIN)/nfp canary

@@ -37,7 +37,7 @@ class Framework:
     rule: str = ""
     """The module whose tile rule its releases publish; empty for none."""
     rule_reader: str = ""
-    """The Python module that reads the rule. Its granularities(queries, archives) gives a map or RuleUnknown for each query."""
+    """The Python module that reads the rule: granularities(queries, archives) -> a map, or RuleUnknown, for each."""
     rule_files: tuple[str, ...] = ()
     """Paths of the rule in a wheel, newest first, for readers that need them."""
     files: tuple[str, ...] = ()
@@ -54,9 +54,9 @@ class Framework:
     """What its rule does not cover, as a sentence for readers who compare two releases."""
 
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Module -> further kernels, or ways to run the engine, that are measured on a GPU in addition to the default one."""
+    """Module -> further kernels, or ways to run the engine, that are measured on a GPU besides the unnamed default."""
     cpu_kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Module -> its kernels on a CPU. The first one is the kernel that transformers' modules run."""
+    """Module -> its kernels on a CPU, where it has several. The first one is what transformers' modules run."""
     has_mla: bool = False
     """Whether its MLA is described, by a rule on a GPU and a forward."""
     oldest: str = ""
@@ -73,11 +73,11 @@ class Framework:
     engine_attention: str = ""
     """The framework whose attention kernel its engine runs on a GPU, where the kernel is not its own."""
     architectures: tuple[str, str, str] | None = None
-    """Where its engine names the architectures that it runs: package, file or folder in it, and a pattern for a name there."""
+    """Where its engine names the architectures that it runs: package, file or folder in it, pattern of a name there."""
 
     @property
     def unruled(self) -> frozenset[str]:
-        """Modules without a tile rule, for which only a boundary can be asked on a GPU. dense is not among them: it has recorded curves."""
+        """Modules for which only a boundary can be asked on a GPU. Not dense: a vendor's GEMMs have recorded curves."""
         return frozenset(self.modules) - {self.rule, "dense"}
 
 
@@ -216,7 +216,10 @@ OURS = (
 
 
 def known() -> dict[str, Framework]:
-    """Name -> framework: the project's own, and those of installed packages. A package can't replace one of the project's names."""
+    """Name -> framework: the project's own, and those of installed packages.
+
+    A package can't take one of the project's names.
+    """
     return _read()[0]
 
 

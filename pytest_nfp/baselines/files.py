@@ -77,7 +77,7 @@ class Measured(_Strict):
     interval: tuple[Whole, Whole | None]
     """The interval of N_max; an end of None is open."""
     n_first_exit: Whole
-    """The first exit of the curve from the tolerance."""
+    """The last N before the first point outside the tolerance."""
     prediction: Literal["agrees", "deviates"]
     """Whether the prediction describes the boundary."""
     because: str | None = None
@@ -175,7 +175,7 @@ def tiles_of(granularity: Granularity) -> Tiles:
 def measured_of(
     curve: Curve, boundary: Boundary, agrees: bool, because: str, runs: Sequence[tuple[int, float]] = ()
 ) -> Measured:
-    """A boundary in its stored form, with latencies to a hundredth of a microsecond. runs: (N_max, T(N0)) of every run."""
+    """A boundary in its stored form, latencies rounded to 0.01 microseconds. runs: (N_max, T(N0)) of every run."""
     return Measured(
         kind="recorded" if curve.kind == "recorded" else "measured",
         n_max=boundary.n_max,
@@ -192,7 +192,7 @@ def measured_of(
 
 
 def dump(baseline: BaselineFile) -> str:
-    """The file as YAML. Equal baselines give equal text: fields are in the schema's order, maps and cases are sorted."""
+    """The file as YAML. Equal baselines give equal text: fields in the schema's order, maps and cases sorted."""
     import yaml
 
     data = baseline.model_dump(mode="json", by_alias=True)
@@ -221,7 +221,7 @@ def write(folder: Path, files: Iterable[tuple[Backend, BaselineFile]]) -> list[P
 
 
 def difference(old: BaselineFile | None, new: BaselineFile) -> list[str]:
-    """The changes from one file to another, as text: "moe-bf16: tile 16 to 32 rows from M=33", "...: n_max 256 to 32"."""
+    """The changes from one file to another, as text such as "moe-bf16: tile 16 to 32 rows from M=33"."""
     lines = []
     was_tiles, was_cases = (old.granularity, old.cases) if old is not None else ({}, {})
     for key in sorted({*was_tiles, *new.granularity}):

@@ -18,7 +18,7 @@ from pytest_nfp.principle.routing import POWER_LAW
 from pytest_nfp.registry import MODULES
 
 KEEP = 3
-"""Releases of a framework to keep for a GPU and subject: the present one, the one before it, and one more to compare with."""
+"""Releases of a framework to keep for a GPU and subject: the present one, its predecessor, and one more to compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,10 @@ class Stored:
     error: str = ""
     """Why it can't be read, or why its content does not belong to its path."""
     unknown: str = ""
-    """A name in it that the catalog lacks. A run with --nfp-model=config.json may ask for it, which only that run can tell."""
+    """A name in it that the catalog lacks.
+
+    A run with --nfp-model=config.json may ask for it, which only that run can tell.
+    """
     unused: list[str] = field(default_factory=list)
     """Keys of the cases that no suite asks for."""
     stale: str = ""
@@ -53,8 +56,8 @@ class Stored:
 def stored(folder: Path, today: date, keep: int = KEEP, older_than: int | None = None) -> Iterator[Stored]:
     """Every baseline file of a folder, by GPU, framework, release and subject.
 
-    keep: a file with so many newer releases is stale. older_than: a file with no commit for more than so many days is stale,
-    where git knows the date.
+    keep: a file with so many newer releases is stale. older_than: a file with no commit for more than so many days is
+    stale, where git knows the date.
     """
     for gpu in sorted(p.name for p in folder.glob("*/")):
         backends = stored_backends(folder, gpu)
@@ -85,7 +88,10 @@ def _examined(
 
 
 def committed(path: Path) -> date | None:
-    """The day of the last commit that changed a file; None outside git. A date in the file itself would conflict in every merge."""
+    """The day of the last commit that changed a file; None outside git.
+
+    A date in the file itself would conflict in every merge.
+    """
     command = ["git", "log", "-1", "--format=%cs", "--", path.name]
     try:
         completed = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=False, timeout=30)
@@ -112,7 +118,8 @@ def _unused(file: BaselineFile, gpu: str, backend: Backend) -> tuple[str, list[s
             for case in expand("cpu" if is_cpu else gpu, backend, module, subject, (*ROUTINGS, "uniform"), dtype):  # type: ignore[arg-type]  # names of modules
                 single = [replace(case, gemm=shape) for shape in case.gemms] if module == "dense" else []
                 known |= {c.key for c in (case, *variants(case), *single)}
-    # Only a run can tell which traces it replays (a case names their file), and which batch, context and k its options give.
+    # A case of a replayed trace names the trace's file. Batch, context and k can come from options.
+    # Only a run can tell whether it asks for such cases.
     asked = {_without_grid(key) for key in known}
     experts = subject.moe.experts if subject.moe is not None else 0
     return "", [
@@ -134,7 +141,10 @@ def _without_grid(key: str) -> object:
 
 
 def prune(found: Stored) -> bool:
-    """Remove a stale file, or the unused cases of a file. Returns whether anything was removed. A file that can't be read stays."""
+    """Remove a stale file, or the unused cases of a file. A file that can't be read stays.
+
+    Returns whether anything was removed.
+    """
     if found.error or found.file is None or found.is_fine:
         return False
     kept = {k: c for k, c in found.file.cases.items() if k not in found.unused}

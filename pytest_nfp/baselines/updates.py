@@ -18,7 +18,9 @@ Key = tuple[str, Backend, str]
 def is_asked(update: Update | None, *, is_stored: bool, has_failed: bool) -> bool:
     """Whether --nfp-update asks to store an entry.
 
-    missing: where none is stored of exactly this release. changed: where one is stored and the case failed. all: always.
+    missing: where none is stored of exactly this release.
+    changed: where one is stored and the case failed.
+    all: always.
     """
     match update:
         case "missing":

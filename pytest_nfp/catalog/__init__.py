@@ -62,7 +62,7 @@ class Gpu(_Strict):
         return self.peak_tflops * 1e12
 
     def peak_flops_of(self, dtype: str) -> float:
-        """Phi of a dtype, FLOP/s. FP8 doubles the BF16 peak on GPUs that compute in it. INT4 weights are computed in BF16."""
+        """Phi of a dtype, FLOP/s: doubled for FP8 on GPUs that compute in it. INT4 weights are computed in BF16."""
         return self.peak_flops * (2 if dtype.startswith("fp8") and self.capability >= (8, 9) else 1)
 
     @property
@@ -99,7 +99,7 @@ class Attention(_Strict):
     head_dim: Positive
     """Dimensions of a head's key."""
     value_dim: Positive | None = None
-    """For MLA in its decode form: the values are this many of a key's dimensions (512 of 576), and all heads share one key.
+    """For MLA in its decode form: the values are this many of a key's dimensions (512 of 576). All heads share one key.
 
     None: keys and values are separate and have the same width.
     """
@@ -187,6 +187,7 @@ class Model(_Strict):
     sweep_top_k: tuple[Positive, ...] = ()
     """Further k of the whole model, at its shortest context."""
     gate: bool = False
+    """Whether it is tested where neither --nfp-model nor the baselines name a subject."""
     device: Literal["gpu", "cpu"] = "gpu"
     """The device that it is tested on."""
     config: str | None = None
@@ -202,9 +203,10 @@ class Model(_Strict):
         return self.attention is not None and self.attention.value_dim is not None
 
     def weights(self, experts: float | None = None) -> float:
-        """Weights that one forward of the whole model reads, `experts` of each layer's (None: all); 0 of what is not there.
+        """Number of weights that one forward of the whole model reads.
 
-        The embedding, of which a forward reads a few rows, is not among them; the head is.
+        experts: how many experts of each layer it reads (None: all). A part that the model lacks counts 0.
+        The head counts. The embedding does not, as a forward reads only a few of its rows.
         """
         a, layers, hidden, moe = self.attention, self.layers or 0, self.hidden, self.moe
         attention = hidden * a.head_dim * (2 * a.heads + 2 * a.kv_heads) if a is not None else 0
@@ -350,7 +352,7 @@ def unknown(what: str, value: str, known: Iterable[str], how_to_add: str) -> str
 
 
 LARGEST = 10**9
-"""No dimension of a model is larger. A larger one means a broken file, and arithmetic with it would exceed the floats."""
+"""The largest dimension of a model. A larger one means a broken file, and its arithmetic would exceed the floats."""
 UNGATED = ("relu2",)
 """Activations whose experts have no gate: Nemotron's squared ReLU (`mlp_hidden_act`)."""
 ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}

@@ -52,7 +52,7 @@ def _entries() -> list[tuple[list[str], NamedDevice]]:
 
 
 def _words(name: str) -> list[str]:
-    """ "NVIDIA A100-SXM4-80GB" as [a100, sxm4, 80gb]. The maker is left out, and so are brands that later drivers left out."""
+    """ "NVIDIA A100-SXM4-80GB" as [a100, sxm4, 80gb]: without the maker, and brands that drivers later dropped."""
     words = re.split(r"[\s_-]+", name.strip().lower())
     return [w for w in words if w not in ("nvidia", "amd", "tesla", "grid", "(tm)", "")]
 

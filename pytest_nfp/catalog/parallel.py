@@ -11,7 +11,7 @@ from pytest_nfp.catalog import Model, UnknownName
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """tp8: every matrix is cut over 8 ranks. ep8: as tp8, but experts stay whole, and each rank holds an eighth of them."""
+    """tp8: every matrix is cut over 8 ranks. ep8: as tp8, but experts stay whole and a rank holds an eighth of them."""
 
     kind: Literal["tp", "ep"] = "tp"
     ranks: int = 1

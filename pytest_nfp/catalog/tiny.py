@@ -8,7 +8,7 @@ from pytest_nfp.catalog import Attention, Dense, Model, Moe
 
 HIDDEN = {"dense": 1024, "moe": 256}
 LAYERS = {"dense": 4, "moe": 6}
-"""Enough layers that one forward, with at least k experts a layer, reads more than two common last-level caches hold."""
+"""Enough layers that one forward, with k experts a layer, reads more than two common last-level caches hold."""
 CPU_BYTES = 4
 """Bytes of a weight. Cases on a CPU are in FP32."""
 VOCABULARY = 1024
@@ -21,8 +21,8 @@ def tiny(model: Model, cold_bytes: int = 0) -> Model:
 
     Kept: head dimension, query heads per KV head, experts, k, expert width, the dense width over the hidden size.
     Changed: one KV head, no shared experts, no dense layers before the experts.
-    cold_bytes: the bytes that a forward must read at the least, in FP32 and with k experts a layer, so that its weights have
-    left the cache when they are read again. Layers are added until it does.
+    cold_bytes: the bytes that a forward must read at the least, in FP32 and with k experts a layer, so that its weights
+    have left the cache when they are read again. Layers are added until it does.
     Raises ValueError for a model without attention or FFN.
     """
     if model.attention is None or (model.dense is None and model.moe is None):

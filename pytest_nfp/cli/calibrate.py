@@ -1,4 +1,4 @@
-"""nfp calibrate: fit the tile roofline to recorded curves, or to curves from a short run on this machine's CPU or GPU."""
+"""nfp calibrate: fit the tile roofline to recorded curves, or to curves of a short run on this machine's CPU or GPU."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run(given: argparse.Namespace) -> int:
         for module in given.module or MODULES:
             backends = tables.releases(name, module)
             if not backends:
-                tables.table_path(name, "vllm", "0", module)  # says what is missing
+                tables.table_path(name, "vllm", "0", module)  # raises an error that names what is missing
             frameworks = dict.fromkeys(b.framework for b in backends)
             jobs += [(name, f, module, dtype) for f in frameworks for dtype in given.dtype or recorded]
     kept = _kept(output)
@@ -87,7 +87,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _fit(job: tuple[str, str, Module, str]) -> list[tuple[str, tuple[Fitted, str] | None]]:
-    """(message, (calibration, residuals)) for each kernel of one GPU, framework, module and dtype; None where nothing was fitted."""
+    """Fit each kernel of one job: a GPU, framework, module and dtype.
+
+    Returns (message, (calibration, residuals)) for each kernel. The pair is None where nothing was fitted.
+    """
     from pytest_nfp.calibration import fit, kernel_work
     from pytest_nfp.recordings import library, tables
 
@@ -127,7 +130,10 @@ def _device(given: argparse.Namespace) -> int:
 
 
 def _cpu(device: Device) -> int:
-    """Calibrate every kernel of torch, from the cache or by a measurement. Raises NoRecording where none could be calibrated."""
+    """Calibrate every kernel of torch, from the cache or by a measurement.
+
+    Raises NoRecording where none could be calibrated.
+    """
     from pytest_nfp.calibration import own_cpu
     from pytest_nfp.calibration.fit import NoFit
     from pytest_nfp.granularity.artifacts import cache_folder

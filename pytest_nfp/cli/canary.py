@@ -43,7 +43,10 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Evaluate the rules and print what is unknown. Raises UnknownName for an unknown GPU, RuleUnknown where the index can't be read."""
+    """Evaluate the rules and print what is unknown.
+
+    Raises UnknownName for an unknown GPU, RuleUnknown where the index can't be read.
+    """
     artifacts.read_index_until(given.until)
     gpus = options.gpus(given.gpu)
     count = 0
@@ -62,7 +65,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def newest(framework: str) -> str:
-    """The newest release that is no pre-release. Raises UnknownName where there is none, RuleUnknown where the index can't be read."""
+    """The newest release that is no pre-release.
+
+    Raises UnknownName where there is none, RuleUnknown where the index can't be read.
+    """
     releases = [r for r in artifacts.known_releases(framework) if not Version(r).is_prerelease]
     if not releases:
         raise UnknownName(f"the package index has no final release of {framework}")

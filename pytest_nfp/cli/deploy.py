@@ -1,6 +1,9 @@
-"""nfp check, cost-table, table: the questions of a deployment. Is a method near-free here, what is T(N, b), where is the bound?
+"""nfp check, cost-table, table: the questions of a deployment.
 
-Every answer is a prediction: the sum of a model's modules, each by its own kernel (compose.py), or the closed form.
+Is a method near-free here, what is T(N, b), where is the bound?
+
+Every answer is a prediction: the sum of a model's modules, each by its own kernel (predict/whole_models.py), or the
+closed form.
 """
 
 from __future__ import annotations
@@ -165,7 +168,7 @@ def check(given: argparse.Namespace) -> int:
 
 
 def _coverage(given: argparse.Namespace, positions: int) -> dict[str, Any]:
-    """How many experts a forward reads, and whether one more position would read more. Empty for a model without experts."""
+    """How many experts a forward reads, and whether one more position reads more. Empty for a model without experts."""
     model = catalog.model(given.model)
     if model.moe is None:
         return {}

@@ -100,7 +100,8 @@ def _device(given: argparse.Namespace) -> DeviceFacts:
     for gpu in catalog.gpus():
         if given.device_name in gpu.driver_names:
             return replace(device_facts(gpu), name=given.device_name)
-    # The catalog lacks this name, but a tuned file may be named by it. The vendor's naming gives what is known of the device.
+    # The catalog lacks this name, but a tuned file may be named by it.
+    # What is known of the device comes from the vendor's naming.
     named = device_by_name(given.device_name)
     if named is None:
         return DeviceFacts(given.device_name)

@@ -39,7 +39,7 @@ OPTIONS = {
     "end": "with --curve: last N (default 1024)",
 }
 OF_EXPERTS = ("model", "experts", "expert-width", "hidden", "top-k", "routing", "parallel", "artifacts")
-"""Options that have no use for a GEMM."""
+"""Options that don't apply to a GEMM."""
 END = 1024
 
 

@@ -41,7 +41,7 @@ def add_artifacts(parser: argparse.ArgumentParser) -> None:
 
 
 def with_walls(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer for --json with the confinement under which rules were evaluated, by wall: "" where it held, else why not."""
+    """An answer for --json, with the walls that confined the evaluation of rules: "" where one stood, else why not."""
     return answer | {"walls": evaluator.walls()}
 
 
@@ -136,7 +136,10 @@ def release(text: str, option: str = "") -> Backend:
 
 
 def existing(backend: Backend, archives: Path | None) -> Backend:
-    """The backend with its release as the package index writes it. Raises UnknownName for a release known not to exist."""
+    """The backend with its release as the package index writes it.
+
+    Raises UnknownName for a release that is known not to exist.
+    """
     framework = frameworks.get(backend.framework)
     if (
         framework is None or framework.index != "none"

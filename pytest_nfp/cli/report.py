@@ -64,7 +64,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _together(olds: list[Any]) -> Any:
-    """Earlier records merged into one, so that cases of every GPU find their counterpart. Machine facts carry the GPU's name."""
+    """Earlier records merged into one, so that cases of every GPU find their counterpart.
+
+    Facts about a machine carry the name of its GPU.
+    """
     if len(olds) == 1:
         return olds[0]
     gpus = list(dict.fromkeys(r.gpu for r in olds))

@@ -1,4 +1,4 @@
-"""nfp diff: what changed between two releases. nfp bisect: which releases changed it. nfp history: one case by release."""
+"""nfp diff: what changed between two releases. nfp bisect: which releases changed. nfp history: one case by release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Where and how a model runs: options that `predict`, `check`, `table` and `cost-table` share, and the workload that they describe.
+"""Where and how a model runs: the options that several commands share, and the workload that they describe.
+
+The commands are `predict`, `check`, `table` and `cost-table`.
 
 An option that has no use in a command is an error, and is never silently ignored.
 """
@@ -27,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "tolerance": Settings.tolerance,
     "parallel": "tp1",
 }
-"""Defaults of options. The parsers leave an option that was not given at None, so that `refuse` sees only given options."""
+"""Defaults of options. The parsers leave an option that was not given at None, so that `refuse` sees the others."""
 
 
 def add(p: argparse.ArgumentParser, is_required: bool = True) -> None:
@@ -69,7 +71,10 @@ def value(given: argparse.Namespace, name: str) -> Any:
 
 
 def read(given: argparse.Namespace, batch: int, context: int | None) -> tuple[Model, whole_models.Workload]:
-    """The model on one rank, and its workload. Raises UnknownName or FileError for an option that can't be used or has no use."""
+    """The model on one rank, and its workload.
+
+    Raises UnknownName or FileError for an option that can't be used or has no use.
+    """
     model = on_rank(catalog.model(given.model), parse_parallel(value(given, "parallel")))
     if model.moe is None:
         refuse(given, ["top-k", "routing"], f"for {model.name}, which has no experts")
@@ -93,7 +98,10 @@ def read(given: argparse.Namespace, batch: int, context: int | None) -> tuple[Mo
 
 
 def attention(given: argparse.Namespace, model: Model) -> Backend | None:
-    """The backend of --attention, else the framework's own package where it is installed. None: the answer leaves attention out."""
+    """The backend of --attention, else the framework's own package where it is installed.
+
+    None: attention is left out, as the output says.
+    """
     if model.attention is None:
         return None
     if given.attention:
@@ -121,7 +129,7 @@ def notes(model: Model, workload: whole_models.Workload, composed: whole_models.
 
 
 def _pinned(workload: whole_models.Workload) -> str:
-    """A note where the backend's release requires another release of the attention package than the one asked for; else empty."""
+    """A note where the backend requires another release of the attention package than was asked for; else ""."""
     asked, framework = workload.attention, frameworks.get(workload.backend.framework)
     if asked is None or framework is None or not framework.pins_attention or framework.attention != asked.framework:
         return ""

@@ -1,4 +1,7 @@
-"""What changed, where, and whether it matters. Each case is compared with its baseline, or with the same case of an earlier record."""
+"""What changed, where, and whether it matters.
+
+Each case is compared with its baseline, or with the same case of an earlier record.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +158,7 @@ def pairs(runs: Sequence[Record], against: Record | None = None) -> list[Pair]:
 
 
 def _same_case(case: CaseRecord, by_key: Mapping[str, Sequence[CaseRecord]]) -> CaseRecord | None:
-    """The same case in an earlier record: of the same release or the newest before it, else of the oldest release after it."""
+    """The same case in an earlier record: of this release, else the newest before it, else the oldest after it."""
     same = by_key.get(key_of(case), ())
     release = release_order(case)
     before = [c for c in same if release_order(c) <= release]
@@ -207,7 +210,10 @@ def changes(found: Sequence[Pair]) -> list[Change]:
 
 
 def _effect(moved: set[tuple[str, str, int, int]]) -> str:
-    """The largest move of each kind and predictor, with the number of other cases: "N_max 256 to 32 (tile roofline, moe-...)"."""
+    """The largest move of each kind and predictor, and how many other cases moved.
+
+    Such as "N_max 256 to 32 (tile roofline, moe-...)".
+    """
     if not moved:
         return "no N_max moves"
     parts = []

@@ -1,4 +1,7 @@
-"""Judge one curve by itself, or two records against each other, without a pytest run. The result is an outcome and its reasons."""
+"""Judge one curve by itself, or two records against each other, without a pytest run.
+
+The result is an outcome and its reasons.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ class Judged:
     boundary: Boundary | None
     """N_max, its interval and the first exit; None where no N_max is claimed."""
     plateaus: tuple[Plateau, ...]
-    """Ranges of N with their latency."""
+    """Ranges of N with their latency in microseconds."""
     outcome: Outcome
-    """The worst outcome."""
+    """PASS, UNDECIDED, UNSUPPORTED, INVALID or FAIL, as `judge_curve` describes them."""
     reasons: tuple[str, ...]
     """One text a reason, such as a cliff or an N that noise leaves open."""
 
@@ -145,9 +148,9 @@ class Compared:
     reasons: tuple[str, ...]
     """What changed, or why nothing can be told."""
     before: CaseRecord | None
-    """The case of the older record; None where it has no curve of it."""
+    """The case in the older record; None where that record has no curve of it."""
     after: CaseRecord | None
-    """The case of the newer record; None where it has no curve of it."""
+    """The case in the newer record; None where that record has no curve of it."""
 
 
 def compare_records(before: Record, after: Record) -> tuple[list[Compared], list[str]]:

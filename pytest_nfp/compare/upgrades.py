@@ -70,7 +70,7 @@ class Change:
 
     @property
     def parameters(self) -> list[tuple[int, int, str, str]]:
-        """(first, last, before, after) where the tile stays but other tile parameters differ. Granularity does not change."""
+        """(first, last, before, after) where only other tile parameters differ. Granularity does not change there."""
         if self.before.granularity is None or self.after.granularity is None:
             return []
         return changed_parameters(self.before.granularity, self.after.granularity)
@@ -134,7 +134,10 @@ def rule_module(framework: str) -> Module:
 
 
 def default_cases(backend: Backend, gpus: Sequence[Gpu], models: Sequence[Model], dtype: str) -> list[Case]:
-    """One case for each GPU and model. Experts: balanced routing at the model's k. Attention: the last case of its grid."""
+    """One case for each GPU and model.
+
+    Experts: balanced routing at the model's k. Attention: the longest context of the model's grid.
+    """
     module = rule_module(backend.framework)
     cases = []
     for gpu in gpus:

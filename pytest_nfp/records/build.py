@@ -107,7 +107,10 @@ def add_curve(record: CaseRecord, curve: Curve, boundary: Boundary | None) -> No
 
 
 def composed_record(composed: Composition) -> dict[str, Any]:
-    """A composition in the form of a record: boundary, error, limiting part, curve, and the times of each part, in microseconds."""
+    """A composition in the form of a record: boundary, error, limiting part, curve, and the times of each part.
+
+    Times are in microseconds.
+    """
     return {
         "n_max": composed.boundary.n_max,
         "n_max_interval": list(composed.boundary.n_max_interval),

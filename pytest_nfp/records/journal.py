@@ -1,7 +1,8 @@
 """The journal of a run. Each case is written as a line when it ends, so that a killed run keeps its finished cases.
 
-The file holds JSON lines of four kinds: `run` (the settings that the numbers depend on), `machine` (one for each GPU), `case`, and
-`update` (a baseline file with the entries that the run collected). A last line that the kill cut off is ignored on reading.
+The file holds JSON lines of four kinds: `run` (the settings that the numbers depend on), `machine` (one for each GPU),
+`case`, and `update` (a baseline file with the entries that the run collected). A last line that the kill cut off is
+ignored on reading.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Past:
 
 
 class Journal:
-    """A file that grows by one flushed line at a time. A new run begins a new file, with the results that it resumes from."""
+    """A file that grows by one flushed line at a time. A new run begins a new file with the results that it resumes."""
 
     def __init__(self, path: Path, run: Mapping[str, Any], past: Past, lock: FileLock | None = None) -> None:
         self.path = path
@@ -80,8 +81,9 @@ class Journal:
 
 
 def begin(folder: Path, run: Mapping[str, Any], past: Past, resumed: Path | None) -> Journal:
-    """The journal of a run that begins. The journal of an earlier run that this one does not resume is kept under another name.
+    """The journal of a run that begins.
 
+    The journal of an earlier run that this one does not resume is kept under another name.
     Two runs at once in one folder have a journal each. Raises OSError where the folder can't be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)

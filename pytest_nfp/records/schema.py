@@ -1,4 +1,7 @@
-"""The record of a run: one JSON schema with everything that a report needs. Also how the results of several workers are merged."""
+"""The record of a run: one JSON schema with everything that a report needs.
+
+The results of several workers are merged here too.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class _Term(_Strict):
 
 
 class _Map(BaseModel):
-    """What every reader of a granularity map may count on; the rest is told as it is."""
+    """The fields of a granularity map that every reader can rely on. Other fields are kept as they are."""
 
     kernel: str
     source: str
@@ -56,7 +59,7 @@ class _Map(BaseModel):
 
 
 class _Sum(BaseModel):
-    """What every reader of a composed model may count on."""
+    """The fields of a composed model that every reader can rely on."""
 
     n_max: Whole
     n_max_interval: tuple[Whole, Whole | None]
@@ -254,7 +257,8 @@ def is_trusted(case: CaseRecord) -> bool:
 def known_boundary(case: CaseRecord, tolerance: float) -> KnownBoundary | None:
     """The boundary of a case's curve as it is compared; None without a curve or an N_max.
 
-    tolerance: the record's epsilon. A curve is noisy where, within the interval of N_max, the interval of a ratio holds 1 + epsilon.
+    tolerance: the record's epsilon. A curve is noisy where the interval of a ratio holds 1 + epsilon, at an N
+    within the interval of N_max and above its lower end.
     """
     if not case.curve or case.n_max is None or case.n_max_interval is None:
         return None
@@ -333,7 +337,7 @@ def read(path: Path) -> Record:
 
 
 def _migrated(data: dict[str, Any]) -> dict[str, Any]:
-    """A record of schema 1 as one of schema 2: each case gets the dtype, batch, context, k and routing of its workload."""
+    """A record of schema 1 as one of schema 2: each case gets dtype, batch, context, k and routing of its workload."""
     cases = data.get("cases")
     for case in cases if isinstance(cases, list) else []:
         key_fields = read_key(str(case.get("workload", ""))) if isinstance(case, dict) else None

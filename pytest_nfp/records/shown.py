@@ -1,4 +1,4 @@
-"""A record as it is shown. Characters that steer a terminal, a parser or the reading direction are written as escapes."""
+"""A record as it is shown: characters that steer a terminal, a parser or the reading direction are escaped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import re
 from pytest_nfp.escaping import shown_text
 from pytest_nfp.records.schema import Record
 
-# The characters that `escaping` escapes, as they may appear in JSON: as an escape, or as themselves. No match: nothing to escape.
+# The characters that `escaping` escapes, as they may appear in JSON: as an escape, or as themselves.
+# Without a match there is nothing to escape.
 _SUSPECT = re.compile("\\\\[nrtbfu]|[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff]")
 
 

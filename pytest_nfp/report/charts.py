@@ -1,7 +1,7 @@
-"""Charts by Vega. Each kind of chart has one specification, which is compiled once and filled with the data of each case.
+"""Charts by Vega. Each kind has one specification, which is compiled once and filled with the data of each case.
 
-The page draws them with the Vega bundle that vl-convert carries. Static SVG is drawn by vl-convert itself. Colours are variables
-of the page, so that one chart works in light mode, in dark mode and on paper.
+The page draws them with the Vega bundle that vl-convert carries. Static SVG is drawn by vl-convert itself. Colours are
+variables of the page, so that one chart works in light mode, in dark mode and on paper.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _X = {
 
 
 def _curve() -> dict[str, Any]:
-    """T(N)/T(N0) over N: the limit, tile edges, the earlier and composed curves, intervals, points, and a line at each N_max."""
+    """T(N)/T(N0) over N: limit, tile edges, earlier and composed curve, intervals, points, and a line at each N_max."""
     y = {"field": "ratio", "type": "quantitative", "title": "T(N) / T(N0)", "scale": {"domainMin": 0, "nice": False}}
     tooltip = [
         {"field": "n", "title": "N"},
@@ -233,7 +233,7 @@ def svg(name: str, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 @lru_cache(maxsize=1)
 def bundle() -> str:
-    """Vega's JavaScript from vl-convert, compressed, in base64. Cached for each version, as bundling takes two seconds."""
+    """Vega's JavaScript from vl-convert, compressed, in base64. Cached by version, as bundling takes two seconds."""
     import vl_convert
 
     from pytest_nfp.files import write_atomically
@@ -256,7 +256,10 @@ def bundle_text() -> str:
 
 
 def curve_rows(case: CaseRecord, tolerance: float, before: Side | None) -> Rows | None:
-    """Data of a case's chart; None without a curve. The page's script computes the same from the record (report.js, curveRows)."""
+    """Data of a case's chart; None without a curve.
+
+    The page's script computes the same from the record (report.js, curveRows).
+    """
     base, span = dict(case.curve).get(case.baseline_positions or 0), span_of(case)
     if not base or span is None:
         return None
@@ -290,7 +293,7 @@ def curve_rows(case: CaseRecord, tolerance: float, before: Side | None) -> Rows 
 
 
 def span_of(case: CaseRecord) -> tuple[int, int] | None:
-    """First and last N of a case's chart. The last is the first N past the end of the axis. None without T(N0)."""
+    """First and last N of a case's chart, which ends at the first N past the end of the axis. None without T(N0)."""
     base = dict(case.curve).get(case.baseline_positions or 0)
     if not base:
         return None

@@ -19,8 +19,8 @@ from pytest_nfp.report.markdown import markdown
 def write_reports(folder: Path, runs: Sequence[Record]) -> list[Path]:
     """Write the reports of a run; returns the paths of the pages.
 
-    Each record gets <folder>/<gpu>/ with record.json, index.html, summary.md and junit.xml. Then <folder>/index.html is written
-    over all records in the folder, including those of earlier runs on other GPUs.
+    Each record gets <folder>/<gpu>/ with record.json, index.html, summary.md and junit.xml. Then <folder>/index.html is
+    written over all records in the folder, including those of earlier runs on other GPUs.
     """
     written = []
     for record in runs:
@@ -71,7 +71,7 @@ def why_not_writable(folder: Path) -> str:
 
 
 def rescue(runs: Sequence[Record]) -> Path:
-    """Save the records in a new temporary folder, after their own folder failed. Returns the new folder. Raises OSError."""
+    """Save the records in a new temporary folder, as their own folder failed. Returns that folder. Raises OSError."""
     folder = Path(tempfile.mkdtemp(prefix="pytest-nfp-"))
     for record in runs:
         records.write(folder / record.gpu / "record.json", record)

@@ -1,4 +1,4 @@
-"""N_max over releases, from many records. One series is one case (GPU, framework, subject, workload) over its releases."""
+"""N_max over releases, from many records. A series is one case (GPU, framework, subject, workload)."""
 
 from __future__ import annotations
 

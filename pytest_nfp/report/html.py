@@ -1,7 +1,7 @@
 """The HTML report: one self-contained file that works offline.
 
-The verdict, the changes and the cases that matter are plain HTML. The page's script adds the table of all cases, which can be
-filtered and sorted, and draws the charts of a case when a reader opens it.
+The verdict, the changes and the cases that matter are plain HTML. The page's script adds the table of all cases, which
+can be filtered and sorted, and draws the charts of a case when a reader opens it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pytest_nfp.report import charts, formatting, history, page
 FIGURES = 6
 """Cases whose charts are in the page without its script: those that matter most."""
 FEW = 20
-"""With at most so many cases all charts are in the page. They take a second to draw, and the page is complete on paper."""
+"""With at most this many cases, the page has all charts. They take a second to draw, and a print is complete."""
 LISTED = 100
 """Cases that the page lists without its script, and on paper."""
 URGENT = ("FAIL", "INVALID", "UNDECIDED", "UNSUPPORTED", "SKIPPED", "PASS")
@@ -91,7 +91,7 @@ SCRIPTS = ("early.js", "report.js")
 
 @lru_cache(maxsize=1)
 def script_hashes() -> str:
-    """Hashes of the page's scripts, Vega's included, for its content security policy. No other script runs."""
+    """Hashes of the page's scripts, Vega's included, for its policy. No other script runs; none may evaluate text."""
     texts = [environment().get_template(name).render() for name in SCRIPTS]
     digests = [hashlib.sha256(text.encode()).digest() for text in (*texts, charts.bundle_text())]
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
@@ -109,7 +109,7 @@ def by_urgency(found: Sequence[Pair]) -> list[Pair]:
 
 
 def reasons(found: Sequence[Pair], most: int = 12) -> list[tuple[str, str, int, str]]:
-    """(outcome, reason, number of cases, id of the first) of the cases that did not pass, by outcome, the most frequent first.
+    """(outcome, reason, number of cases, id of the first) of the cases that did not pass: by outcome, then by number.
 
     A case that fails only by a change of tiles or predictions is left out, as the list of changes names it.
     """

@@ -12,7 +12,10 @@ BROKEN = "INVALID"
 
 
 def junit(view: View) -> str:
-    """One suite a record, one test a question of a case. FAIL is a failure, INVALID an error; outcomes other than PASS are skips."""
+    """One suite a record, one test a question of a case.
+
+    FAIL is a failure, INVALID an error, any other outcome but PASS a skip.
+    """
     root = ET.Element("testsuites")
     for record in view.runs:
         tests = [(c, question, test.outcome, test.reasons) for c in record.cases for question, test in _tests(c)]

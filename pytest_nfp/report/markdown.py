@@ -1,4 +1,4 @@
-"""A report as Markdown, for a pull request or a CI step's summary: the verdict, what changed, and the cases that matter."""
+"""A report as Markdown, for a pull request or a CI step's summary: verdict, changes, and the cases that matter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_nfp.report import formatting
 from pytest_nfp.report.html import by_urgency, reasons, title
 
 LISTED = 50
-"""Rows of a table, and changes listed: a pull request is no place for thousands."""
+"""How many cases and how many changes the text lists. A pull request can't show thousands."""
 _ACTIVE = re.compile(r"([\\`*_\[\]()#|~!+-])")
 
 _LIVE = re.compile(r"([@#$:]|www)(?=\S)")
@@ -21,7 +21,8 @@ _LIVE = re.compile(r"([@#$:]|www)(?=\S)")
 def escaped(text: object) -> str:
     """Text that Markdown shows as it is, without markup and without the end of a table cell.
 
-    A forge turns some plain text into mentions, references, addresses, formulas or emoji. An invisible comment prevents that.
+    A forge turns some plain text into mentions, references, addresses, formulas or emoji. An invisible comment
+    prevents that.
     """
     return _LIVE.sub(r"\1<!-- -->", _ACTIVE.sub(r"\\\1", html.escape(str(text), quote=False)))
 

@@ -1,7 +1,7 @@
 """The data of the page's script: a table by columns, and the details of each case.
 
-The two are separate, so that the table opens at once. The table is plain JSON, which the script reads as soon as the browser
-reaches it. The details follow it compressed, as a reader opens only a few cases.
+The two are separate, so that the table opens at once. The table is plain JSON, which the script reads as soon as the
+browser reaches it. The details follow it compressed, as a reader opens only a few cases.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ HIDDEN = {"id", "samples", "baseline", "reasons", "outcome", "kind", "gpu", "bac
 def details(found: Sequence[Pair]) -> str:
     """JSON text: for each case [fields of its record, what its charts show besides the curve, and what changed].
 
-    The fields of the record are text as pydantic writes it. Turning them into objects and back into text would take longer
-    than the rest of a report.
+    The fields of the record are text as pydantic writes it. Turning them into objects and back into text would take
+    longer than the rest of a report.
     """
     parts = []
     for p in found:

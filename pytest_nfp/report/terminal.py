@@ -26,8 +26,9 @@ MODELS = (
     "step ms",
     "of the byte floor",
 )
-"""Columns for a full model: its N_max, that of the sum of its modules, and that of both predictors. At N0: the forward and the
-engine's step in milliseconds, and the forward over the time that reading its bytes takes.
+"""Columns for a full model: its N_max, that of the sum of its modules, and that of both predictors.
+
+At N0: the forward and the engine's step in milliseconds, and the forward over the time that reading its bytes takes.
 """
 HEADER = ("case", "N_idle", "principle", "tile roofline", "n_max", "interval", "first exit", "kind", "outcome")
 
@@ -118,7 +119,10 @@ def _models(record: Record, shared: str) -> list[str]:
 
 
 def _beside(c: CaseRecord, predicted: dict[str, Any]) -> tuple[str, str, str, str, str]:
-    """Both predictors' N_max, each with its steps from the measured N_max, then the tile roofline's error of T. Empty where unknown."""
+    """Both predictors' N_max, each with its steps from the measured N_max, then the tile roofline's error of T.
+
+    A cell is empty where its number is missing.
+    """
     steps = predicted.get("steps", {})
     error = f"{predicted['error']:.0%}" if "error" in predicted else ""
     return (

@@ -230,7 +230,7 @@ class Settings:
     trust_artifacts: bool = field(
         default=False,
         metadata=_flag(
-            "evaluate rules of that folder on a machine that can't confine them too (no Landlock, no seccomp)"
+            "evaluate rules of that folder even where this machine can't confine them (no Landlock, no seccomp)"
         ),
     )
     resume: Path | None = field(

@@ -37,7 +37,10 @@ def add(commands: Any) -> None:
             help=f"releases that are not stale (default {prune.KEEP})",
         )
         v.add_argument(
-            "--older-than", type=options.positive, metavar="DAYS", help="stale without a commit for so long (git)"
+            "--older-than",
+            type=options.positive,
+            metavar="DAYS",
+            help="a file is stale when its last commit (git) is older than this",
         )
         if verb == "prune":
             v.add_argument("--dry-run", action="store_true", help="say what would be removed")
@@ -75,7 +78,7 @@ def run(given: argparse.Namespace) -> int:
             if given.dry_run or prune.prune(s):
                 print(f"  {what} {removed}")
     wrong = sum(not s.is_fine for s in stored_files)
-    print(f"{len(stored_files)} files, {wrong} with something to look at")
+    print(f"{len(stored_files)} files, {wrong} unreadable, unused or stale")
     return 1 if given.verb == "check" and wrong else 0
 
 

@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
     p.add_argument(
         "--output",
         type=Path,
-        help="default: the catalog's own file, for a device your cache's (used before the catalog); what it holds of others stays",
+        help="file to write (default: the catalog's own; with --from device the one in your cache, which comes before the catalog). Other calibrations in it are kept",
     )
     p.set_defaults(run=run)
 
@@ -147,7 +147,7 @@ def _cpu(device: Device) -> int:
             continue
         count += 1
     if not count:
-        raise NoRecording("no kernel of this CPU could be calibrated; why is said above")
+        raise NoRecording("no kernel of this CPU could be calibrated, for the reasons above")
     print(f"kept in {own_cpu.calibrations_path(device, folder)}: delete it to measure again")
     return 0
 
@@ -186,7 +186,9 @@ def _gpu(device: Device, given: argparse.Namespace) -> int:
         write_atomically(fitted.residuals_path(output), residuals)
         written += 1
     if not written:
-        raise NoRecording("nothing could be fitted, so nothing was written; what was left out, and why, is said above")
+        raise NoRecording(
+            "nothing could be fitted, so nothing was written; the lines above say what was left out, and why"
+        )
     write_atomically(output, calibration_files.text_of(list(kept.values())))
     used = (
         "used before the catalog's" if output == own_calibrations() else "not used by itself: --output chose the file"

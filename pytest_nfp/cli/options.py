@@ -36,7 +36,7 @@ def add_artifacts(parser: argparse.ArgumentParser) -> None:
         "--trust-artifacts",
         "--nfp-trust-artifacts",
         action="store_true",
-        help="evaluate rules of that folder on a machine that can't confine them too (no Landlock, no seccomp)",
+        help="evaluate rules of that folder even where this machine can't confine them (no Landlock, no seccomp)",
     )
 
 

@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
         type=Path,
         metavar="OLD",
         action="append",
-        help="an earlier record, or one a GPU (give it again): its cases stand beside these, in place of the baselines",
+        help="an earlier record to compare with, in place of the baselines; repeat it for each GPU",
     )
     p.add_argument("--schema", action="store_true", help="print the JSON Schema of record.json and end")
     p.add_argument("--history", action="store_true", help="N_max over the releases that the records have")

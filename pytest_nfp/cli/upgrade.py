@@ -201,7 +201,7 @@ def _parameters_in_words(c: Change) -> list[str]:
     if any(first <= base <= last for first, last, _, _ in c.parameters):
         lines.append(f"T(N0), at {base} {unit}, moves: a faster T(N0) alone can shrink N_max, so measure again")
     else:
-        lines.append(f"T(N0), at {base} {unit}, keeps its parameters; latency beyond it moves, so measure again")
+        lines.append(f"T(N0), at {base} {unit}, has the same parameters, but T of larger N can change: measure again")
     return lines
 
 

@@ -42,7 +42,7 @@ def add(p: argparse.ArgumentParser, is_required: bool = True) -> None:
     p.add_argument(
         "--attention",
         help="framework and release of the attention: flash-attn==2.8.3 (default: the backend's own package where it is"
-        " installed, else attention is left out, and said)",
+        " installed, else the answer leaves attention out and names it as missing)",
     )
     p.add_argument("--top-k", type=positive, help="experts a token (default: the model's)")
     p.add_argument(
@@ -121,7 +121,8 @@ def notes(model: Model, workload: whole_models.Workload, composed: whole_models.
     if model.layers is None:
         sentences.append(f"{model.name} is a module shape: the bound is the module's, not that of a model")
     sentences += [
-        f"{name} is in no part: the bound is that of the other modules, not of the model" for name in composed.missing
+        f"{name} is not included: the bound covers the other modules alone, not the whole model"
+        for name in composed.missing
     ]
     if workload.attention is not None and (pinned := _pinned(workload)):
         sentences.append(pinned)

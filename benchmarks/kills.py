@@ -45,7 +45,6 @@ CONFTEST = f"""
 import os, time
 from dataclasses import replace
 import pytest
-from pytest_nfp import backends, devices
 from pytest_nfp.backends import Prepared
 from pytest_nfp.predict import datasheet
 from pytest_nfp.run.inputs import Inputs
@@ -74,11 +73,13 @@ def pytest_runtest_logreport(report):
             log(os.environ["NFP_KILLS_LOGS"] + "/finished", case["id"])
 
 
-devices.find_device = lambda gpu, timer: (machine.device(notes=dict(uuid="kills")), "")
+def pytest_nfp_find_device(gpu, timer):
+    return machine.device(notes=dict(uuid="kills"), prepare=prepare), ""
+
+
 # Nothing that a boundary could fail against: it would be measured once more.
 figures = replace(datasheet(1e12, 1e11), describes=False, cause="simulated")
 Inputs.figures = lambda self, case, granularity: figures
-backends.prepare = prepare
 """
 
 

@@ -17,9 +17,11 @@ from pytest_nfp import settings
 if TYPE_CHECKING:
     from pytest_nfp.cases import Case, Module
     from pytest_nfp.curves import Curve
+    from pytest_nfp.devices import Device
     from pytest_nfp.interpreted import Executed
     from pytest_nfp.records import Record
     from pytest_nfp.records.journal import Journal
+    from pytest_nfp.run.inputs import FindDevice
     from pytest_nfp.run.session import Session
     from pytest_nfp.verdict import Verdict
 
@@ -58,6 +60,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: (m := markers[item]) is not None and _given(m)["question"] == "boundary")
 
 
+class Hooks:
+    """What a conftest.py may replace."""
+
+    @pytest.hookspec(firstresult=True)
+    def pytest_nfp_find_device(self, gpu: str, timer: str) -> Any:
+        """The device to measure on, for a GPU's catalog name and a timer: (a Device, "") or (None, the reason).
+
+        Return None for the device of this machine. For hardware that this package can't find, and for stand-ins.
+        """
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the hook."""
+    pluginmanager.add_hookspecs(Hooks)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Check given names before anything runs; without any option nothing else is loaded."""
     config.addinivalue_line("markers", MARKER)
@@ -73,7 +91,9 @@ def _session(config: pytest.Config) -> Session:
         from pytest_nfp.run.session import FileError, Session, UnknownName
 
         try:
-            session = Session(settings.read_settings(config), config.rootpath, _progress(config))
+            session = Session(
+                settings.read_settings(config), config.rootpath, _progress(config), _device_finder(config)
+            )
             session.check_names()
             if session.settings.report is not None:
                 _check_writable(config.rootpath / session.settings.report)
@@ -83,6 +103,16 @@ def _session(config: pytest.Config) -> Session:
             raise pytest.UsageError(f"pytest-nfp: {error}") from error
         config.stash[SESSION] = session
     return config.stash[SESSION]
+
+
+def _device_finder(config: pytest.Config) -> FindDevice:
+    from pytest_nfp.run.inputs import device_here
+
+    def find_device(gpu: str, timer: str) -> tuple[Device | None, str]:
+        handed: tuple[Device | None, str] | None = config.hook.pytest_nfp_find_device(gpu=gpu, timer=timer)
+        return device_here(gpu, timer) if handed is None else handed
+
+    return find_device
 
 
 def _check_writable(folder: Path) -> None:

@@ -53,6 +53,8 @@ class Simulated:
     clock_mhz: float = 1980.0
     refuses: Mapping[int, str] | None = None
     reading: Mapping[str, Any] | None = None
+    prepare: Callable[[Any, int, int], Any] | None = None
+    """(case, seed, cache bytes) -> Prepared: the forwards of cases, for a test that asks a session or a calibration."""
     calls: int = 0
     seconds: float = 0.0
     _busy: float = 0.0
@@ -81,6 +83,7 @@ class Simulated:
             "known_length": lambda us: lambda: us,
             "now": lambda: self.seconds,
             "rest": self._rest,
+            "prepare": self.prepare,
         }
         return Device(**parts | changed)
 

@@ -24,15 +24,12 @@ def test_it(nfp, case):
 """
 
 FAKE_DEVICE = """
-import pytest
-from pytest_nfp import devices
 from pytest_nfp.testing import Noise, Simulated, staircase
 
-@pytest.fixture(autouse=True)
-def fake(monkeypatch):
-    machine = Simulated(staircase(), Noise(0.01))
-    device = machine.device()
-    monkeypatch.setattr(devices, "find_device", lambda gpu, timer: (device, ""))
+device = Simulated(staircase(), Noise(0.01)).device()
+
+def pytest_nfp_find_device(gpu, timer):
+    return device, ""
 """
 
 OWN_KERNEL = """

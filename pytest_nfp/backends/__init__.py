@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from packaging.version import Version
 
 from pytest_nfp import frameworks, registry
-from pytest_nfp.devices import Forward, nothing
+from pytest_nfp.devices import Device, Forward, nothing
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -32,6 +32,7 @@ __all__ = [
     "Unsupported",
     "banks_needed",
     "prepare",
+    "prepare_on",
     "quiet",
 ]
 
@@ -121,6 +122,13 @@ def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
             return engine_client.prepare(case, seed, cache_bytes)
     with quiet():
         return _prepared(point, case, seed, cache_bytes)
+
+
+def prepare_on(device: Device, case: Case, seed: int) -> Prepared:
+    """A case's forwards for a device: by the registered backend, unless the device brings its own. Raises as `prepare`."""
+    build = device.prepare or prepare
+    prepared: Prepared = build(case, seed, device.cache_bytes)
+    return prepared
 
 
 def _prepared(point: EntryPoint, case: Case, seed: int, cache_bytes: int) -> Prepared:

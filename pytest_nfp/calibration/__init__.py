@@ -1,1 +1,1 @@
-"""What a device reaches, kernel by kernel: one fit for recorded and for measured curves, held out by shape."""
+"""What a device reaches, kernel by kernel. Recorded and measured curves get the same fit, judged on held-out shapes."""

@@ -1,4 +1,4 @@
-"""How predictions do on curves that their calibration has not seen."""
+"""How well predictions do on curves that their calibration has not seen."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from pytest_nfp.principle import Point, find_boundary
 from pytest_nfp.principle.boundary import TOLERANCE
 
 NEAR = 2.0
-"""The spread of T(N)/T(N0) is that of points up to this ratio: farther out no boundary is read."""
+"""The spread of T(N)/T(N0) is that of points up to this ratio: no boundary is read farther out."""
 OUTSIDE = 0.025
-"""Share of the held-out points that a spread leaves out at each end: it holds 95%."""
+"""Share of the held-out points that a spread leaves out at each end, so that it holds 95%."""
 FEWEST_COVERED = 0.95
-"""Share of the held-out curves whose N_max the interval of a machine's own calibration holds."""
+"""Share of the held-out curves whose N_max must lie in the interval of a machine's own calibration."""
 WIDENED = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
-"""Powers by which a spread is raised until it holds them."""
+"""Powers to which a spread is raised, in this order, until it covers so many curves."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """How predictions do on curves that their calibration has not seen.
-
-    signed: T predicted / T - 1 at every used point. steps: distance of N_max and of n_first_exit in grid steps, a curve.
-    ratios: predicted over recorded T(N)/T(N0), as far as the predicted one is at most NEAR. curves: recorded and predicted.
-    """
+    """How well predictions do on curves that their calibration has not seen."""
 
     signed: tuple[float, ...] = ()
+    """T predicted / T - 1 at every used point."""
     steps: tuple[int, ...] = ()
+    """For each curve, the distance between predicted and recorded N_max in grid steps."""
     exit_steps: tuple[int, ...] = ()
+    """The same for n_first_exit."""
     ratios: tuple[float, ...] = ()
+    """Predicted over recorded T(N)/T(N0), as far as the predicted one is at most NEAR."""
     curves: tuple[tuple[tuple[Point, ...], tuple[Point, ...]], ...] = ()
+    """For each curve, its recorded and its predicted points."""
 
     def __add__(self, other: HeldOut) -> HeldOut:
         return HeldOut(
@@ -45,12 +46,12 @@ class HeldOut:
 
     @property
     def error(self) -> float:
-        """Median of the relative error, whatever its sign."""
+        """Median of the absolute relative error."""
         return median(abs(e) for e in self.signed)
 
     @property
     def within_one_step(self) -> float:
-        """Share of curves."""
+        """Share of the curves whose N_max is predicted within one grid step."""
         return sum(s <= 1 for s in self.steps) / len(self.steps)
 
     @property
@@ -60,16 +61,19 @@ class HeldOut:
 
     @property
     def covering_spread(self) -> tuple[float, float]:
-        """The spread, widened until the interval that it gives holds the measured N_max of 95% of the curves."""
-        few, many = self.spread
-        # An end on the wrong side of 1 would narrow as it is raised.
-        few, many = min(few, 1.0), max(many, 1.0)
-        widened = [(few**power, many**power) for power in WIDENED]
-        found = next((s for s in widened if self.covered(s) >= FEWEST_COVERED), widened[-1])
-        return round(found[0], 3), round(found[1], 3)
+        """The spread, widened until the interval that it gives holds the measured N_max of 95% of the curves.
+
+        The result is the widest spread of WIDENED if none reaches that.
+        """
+        low, high = self.spread
+        # An end on the wrong side of 1 would make the interval narrower when raised.
+        low, high = min(low, 1.0), max(high, 1.0)
+        widened = [(low**power, high**power) for power in WIDENED]
+        covering = next((s for s in widened if self.covered(s) >= FEWEST_COVERED), widened[-1])
+        return round(covering[0], 3), round(covering[1], 3)
 
     def covered(self, spread: tuple[float, float]) -> float:
-        """Share of curves whose recorded N_max lies in the interval that this spread gives the predicted one."""
+        """Share of the curves whose recorded N_max lies in the interval that this spread gives the predicted one."""
         return mean(_is_covered(real, model, spread) for real, model in self.curves)
 
 
@@ -77,13 +81,16 @@ NOTHING = HeldOut()
 
 
 def with_spread(points: Sequence[Point], base: int, spread: tuple[float, float]) -> list[Point]:
-    """Predicted points with the interval of their ratio to T(N0): the prediction was so much too small or too large."""
-    few, many = spread
-    first = next(p.latency_us for p in points if p.positions == base)
+    """Predicted points with the interval of their ratio to T(N0).
+
+    spread: the factors by which a predicted ratio may be too small and too large.
+    """
+    low, high = spread
+    base_us = next(p.latency_us for p in points if p.positions == base)
     return [
         p
         if p.positions == base
-        else replace(p, ratio_low=p.latency_us / first / many, ratio_high=p.latency_us / first / few)
+        else replace(p, ratio_low=p.latency_us / base_us / high, ratio_high=p.latency_us / base_us / low)
         for p in points
     ]
 
@@ -107,11 +114,11 @@ def judge(joined: Iterable[Joined], predict: Callable[[Joined], Sequence[float]]
         ]
         real, model = (tuple(pair[i] for pair in pairs) for i in (0, 1))
         grid = [p.positions for p in real]
-        a, b = (find_boundary(points, TOLERANCE, c.base) for points in (real, model))
+        recorded_boundary, predicted_boundary = (find_boundary(points, TOLERANCE, c.base) for points in (real, model))
         total += HeldOut(
             tuple(m.latency_us / r.latency_us - 1 for r, m in pairs),
-            (abs(grid.index(a.n_max) - grid.index(b.n_max)),),
-            (abs(grid.index(a.n_first_exit) - grid.index(b.n_first_exit)),),
+            (abs(grid.index(recorded_boundary.n_max) - grid.index(predicted_boundary.n_max)),),
+            (abs(grid.index(recorded_boundary.n_first_exit) - grid.index(predicted_boundary.n_first_exit)),),
             tuple(
                 (m.latency_us / model[0].latency_us) / (r.latency_us / real[0].latency_us)
                 for r, m in pairs[1:]
@@ -123,7 +130,7 @@ def judge(joined: Iterable[Joined], predict: Callable[[Joined], Sequence[float]]
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, float]:
-    """The 2.5th and the 97.5th, to three digits; (1, 1) of nothing."""
+    """The 2.5th and the 97.5th percentile, rounded to three decimals. (1, 1) for no values."""
     ordered = sorted(values) or [1.0]
     left_out = int(len(ordered) * OUTSIDE)
     return round(ordered[left_out], 3), round(ordered[-left_out - 1], 3)

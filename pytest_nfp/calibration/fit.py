@@ -1,8 +1,9 @@
-"""Fit the tile roofline to recorded or measured curves, and say how well it does on shapes that it has not seen.
+"""Fit the tile roofline to recorded or measured curves, and judge it on shapes that the fit has not seen.
 
-One calibration a device, framework, kernel and dtype: effective bandwidth and compute, share of the compute by tile height, overlap,
-re-read share, a thread block's own time, the activations' factor, a fixed cost. Least squares on the logarithms of T and of
-T(N)/T(N0) with a robust loss, every curve with the same weight, from two starts.
+There is one calibration for each device, framework, kernel and dtype. It has the effective bandwidth and compute, the
+share of the compute by tile height, the overlap, the re-read share, a thread block's own time, the activations' factor
+and a fixed cost. The fit is least squares on the logarithms of T and of T(N)/T(N0) with a robust loss, from two starts.
+Every curve has the same weight.
 """
 
 from __future__ import annotations
@@ -24,37 +25,45 @@ from pytest_nfp.principle import Calibration, Point
 from pytest_nfp.principle.tile_roofline import Work
 
 TILES = (16, 32, 64, 128)
+"""Tile heights, in rows, whose share of the compute is fitted."""
 
 
 FIT_POINTS = 24
+"""Most points of a curve that enter a fit."""
 
 
 FOLDS = 4
+"""Folds of the cross-validation, where a fit does not need more."""
 
 
 MIN_SHAPES = 8
+"""Fewest shapes that a fit needs."""
 
 
 class NoFit(Exception):
-    """No calibration can be given; the message says why."""
+    """No calibration can be given. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a fit starts from: peak FLOP/s and bytes/s of the device, and its multiprocessors.
-
-    observed: no vendor's figures, but the highest rates that any of the curves shows: the fit may exceed them, since
-    memory and compute may take turns, and nothing is known that a bound could stand for.
-    """
+    """What a fit starts from."""
 
     flops: float
+    """Peak of the device in FLOP/s."""
     bandwidth: float
+    """Peak of the device in bytes/s."""
     processors: int
+    """Multiprocessors of the device."""
     observed: bool = False
+    """Whether the peaks are the highest rates of any curve, without figures of a vendor. The fit may exceed them:
+    memory and compute may take turns, and no known figure gives a bound."""
 
 
 def peaks_of(gpu: str, dtype: str, processors: int | None = None) -> Peaks:
-    """The catalog's figures of a GPU. processors: of the GPU that is here; None takes the catalog's. Raises NoFit."""
+    """The catalog's figures of a GPU.
+
+    processors: those of the GPU at hand; None takes the catalog's. Raises NoFit if neither is known.
+    """
     known = catalog.gpu(gpu)
     if (count := processors or known.multiprocessors) is None:
         raise NoFit(f"the catalog does not know how many multiprocessors {known.name} has")
@@ -62,38 +71,46 @@ def peaks_of(gpu: str, dtype: str, processors: int | None = None) -> Peaks:
 
 
 def observed_peaks(joined: Sequence[Joined]) -> Peaks:
-    """The highest rates that these curves show, of a device without a vendor's figures."""
+    """The highest rates that these curves show, for a device without figures of a vendor."""
     points = [(w, p.latency_us / 1e6) for j in joined for w, p in zip(j.work, j.curve.points, strict=True)]
     return Peaks(max(w.flops / t for w, t in points), max(w.bytes_once / t for w, t in points), 1, observed=True)
 
 
 class _Parameter(NamedTuple):
-    """One of the numbers that are fitted, and whether reaching a bound means that its effect is absent (or whole)."""
+    """One of the fitted numbers."""
 
     name: str
+    """Name for messages."""
     least: float
+    """Lower bound."""
     most: float
+    """Upper bound."""
     may_reach_least: bool
+    """Whether the lower bound means that the effect is absent or whole."""
     may_reach_most: bool
+    """Whether the upper bound means that the effect is absent or whole."""
 
     def is_stuck(self, value: float) -> bool:
-        """Whether a value sits on a bound that it may not reach: the fit wanted to go on."""
+        """Whether a value sits on a bound that it may not reach: the fit would have gone farther."""
         edge = 1e-3 * (self.most - self.least)
         is_low, is_high = value < self.least + edge, value > self.most - edge
         return (is_low and not self.may_reach_least) or (is_high and not self.may_reach_most)
 
 
 def _parameters(tiles: Sequence[int], above: float) -> list[_Parameter]:
-    """What is fitted, in logarithms but for the share of re-reads. above: how far the observed rates may be exceeded."""
+    """The fitted numbers: logarithms, except the share of re-reads.
+
+    above: how far the logarithm of an observed rate may be exceeded.
+    """
     return [
-        # At most the peak, and the little that stays in the cache between forwards.
+        # At most the peak, plus the little that stays in the cache between forwards.
         _Parameter("bandwidth", -2.0, 0.05 + above, False, True),
         _Parameter("overlap", 0.0, 3.0, True, True),  # 1 is none, 20 is full
         _Parameter("fixed cost", -3.0, 6.0, True, False),  # 0.05 to 400 us
-        _Parameter("re-read share", 0.0, 1.0, True, True),  # of a second tile's read that misses the cache
+        _Parameter("re-read share", 0.0, 1.0, True, True),  # share of a second tile's read that misses the cache
         _Parameter("activations", -3.0, 3.0, True, False),
-        _Parameter("block", -7.0, 3.0, True, False),  # a block's own time: a nanosecond is none
-        # Share of the peak: all of it where compute never limits.
+        _Parameter("block", -7.0, 3.0, True, False),  # a block's own time: a nanosecond counts as none
+        # Share of the peak. It is the whole peak where compute never limits.
         *(_Parameter(f"tile {t}", -4.0, above, False, True) for t in tiles or (0,)),
     ]
 
@@ -114,7 +131,10 @@ def _calibration_of(x: Sequence[float], tiles: Sequence[int], peaks: Peaks, abse
 
 
 def _absent(joined: Sequence[Joined]) -> set[str]:
-    """What no curve has (a GEMM's table has neither blocks nor second tiles) can't be fitted: its default stands."""
+    """Names of the parameters that no curve shows, so that they can't be fitted: their defaults stand.
+
+    A GEMM's table, for one, has neither blocks nor second tiles.
+    """
     work = [w for j in joined for w in j.work]
     present = {
         "re-read share": any(w.bytes_again for w in work),
@@ -127,7 +147,8 @@ def _absent(joined: Sequence[Joined]) -> set[str]:
 def fit(joined: Sequence[Joined], peaks: Peaks | None = None) -> Calibration:
     """The calibration of these curves' kernel. peaks: of the device; None takes the catalog's.
 
-    Raises NoFit where scipy is missing, too few shapes are there, or the fit does not converge.
+    Raises NoFit if scipy is missing, if there are too few shapes, if the fit does not converge, or if it sits on a
+    bound.
     """
     try:
         from scipy.optimize import least_squares
@@ -146,19 +167,19 @@ def fit(joined: Sequence[Joined], peaks: Peaks | None = None) -> Calibration:
 
     def residuals(x: Sequence[float]) -> list[float]:
         c = _calibration_of(x, tiles, known, absent)
-        found: list[float] = []
+        results: list[float] = []
         for curve in curves:
             errors = [math.log(w.latency_us(c) + c.fixed_us) - t for w, t in curve]
             # T itself, and its ratio to T(N0), which is what a boundary is read from; every curve weighs the same.
             weight = 1 / math.sqrt(len(errors))
-            found += [e * weight for e in errors] + [(e - errors[0]) * weight for e in errors]
-        return found
+            results += [e * weight for e in errors] + [(e - errors[0]) * weight for e in errors]
+        return results
 
     parameters = _parameters(tiles, 1.5 if known.observed else 0.0)
     bounds = [p.least for p in parameters], [p.most for p in parameters]
     starts = [[-0.2, overlap, 2.5, 0.3, 0.0, -1.0, *[-0.5] * (len(tiles) or 1)] for overlap in (0.7, 1.8)]
-    found = [least_squares(residuals, x, bounds=bounds, loss="soft_l1", f_scale=0.05) for x in starts]
-    best = min(found, key=lambda f: f.cost)
+    results = [least_squares(residuals, x, bounds=bounds, loss="soft_l1", f_scale=0.05) for x in starts]
+    best = min(results, key=lambda f: f.cost)
     if best.status <= 0:
         raise NoFit(f"the fit does not converge: {best.message}")
     for parameter, x in zip(parameters, best.x, strict=True):
@@ -169,7 +190,10 @@ def fit(joined: Sequence[Joined], peaks: Peaks | None = None) -> Calibration:
 
 
 def _thinned(points: list[tuple[Work, float]]) -> list[tuple[Work, float]]:
-    """At most FIT_POINTS of them, evenly, the first always: a GEMM's table has three times as many, and no more to say."""
+    """At most FIT_POINTS of the points, evenly, the first one always.
+
+    A GEMM's table has three times as many points, which add nothing.
+    """
     return points[:: -(-len(points) // FIT_POINTS)]
 
 
@@ -178,19 +202,19 @@ def _is_used(j: Joined, p: Point) -> bool:
 
 
 def by_calibration(c: Calibration, residuals: Residuals | None = None) -> Callable[[Joined], list[float]]:
-    """The tile roofline's latencies, with what it leaves over where that is given."""
+    """A predictor of latencies by the tile roofline, with its residuals where they are given."""
 
     def predict(j: Joined) -> list[float]:
-        found = [w.latency_us(c) + c.fixed_us for w in j.work]
+        latencies = [w.latency_us(c) + c.fixed_us for w in j.work]
         if residuals is None:
-            return found
-        return [t * math.exp(r) for t, r in zip(found, residuals.log_ratio(j.places), strict=True)]
+            return latencies
+        return [t * math.exp(r) for t, r in zip(latencies, residuals.log_ratio(j.places), strict=True)]
 
     return predict
 
 
 def leftover(joined: Sequence[Joined], c: Calibration) -> tuple[list[Place], Residuals]:
-    """What the calibrated tile roofline leaves over on these curves, and at which places."""
+    """What the calibrated tile roofline leaves over on these curves, and the places where."""
     places, log_ratios = [], []
     for j in joined:
         for p, w, place in zip(j.curve.points, j.work, j.places, strict=True):
@@ -201,13 +225,16 @@ def leftover(joined: Sequence[Joined], c: Calibration) -> tuple[list[Place], Res
 
 
 def fitted_predictor(joined: Sequence[Joined], peaks: Peaks | None = None) -> Callable[[Joined], list[float]]:
-    """What these curves say of others: calibration and residuals. Raises NoFit."""
+    """The predictor that is fitted to these curves: calibration and residuals. Raises NoFit."""
     c = fit(joined, peaks)
     return by_calibration(c, leftover(joined, c)[1])
 
 
 def folds(joined: Sequence[Joined], count: int = FOLDS) -> list[tuple[list[Joined], list[Joined]]]:
-    """(fitted on, held out): all curves of a shape on one side; the same for the same shapes. More than `count` where a fit needs them."""
+    """(fitted on, held out) for each fold. All curves of a shape are on one side.
+
+    The folds are the same for the same shapes. There are more than `count` folds if a fit needs so many shapes.
+    """
     shapes = sorted({j.curve.shape for j in joined})
     random.Random(0).shuffle(shapes)  # noqa: S311  # an order, not a secret
     spare = len(shapes) - MIN_SHAPES
@@ -220,7 +247,7 @@ def folds(joined: Sequence[Joined], count: int = FOLDS) -> list[tuple[list[Joine
 
 
 def as_it_is(j: Joined) -> list[Joined]:
-    """A curve that is judged from its own N0 alone."""
+    """The curve alone, judged from its own N0."""
     return [j]
 
 
@@ -229,13 +256,13 @@ def cross_validate(
     make: Callable[[Sequence[Joined]], Callable[[Joined], Sequence[float]]] = fitted_predictor,
     views: Callable[[Joined], list[Joined]] = as_it_is,
 ) -> HeldOut:
-    """Every shape judged by what `make` says from curves of other shapes. views: a curve from every N0 that it is judged from.
+    """Judge every shape by a predictor that `make` fits to curves of other shapes.
 
-    Raises NoFit.
+    views: gives a curve from every N0 that it is judged from. Raises NoFit.
     """
     total = NOTHING
-    for seen, unseen in folds(joined):
-        total += judge([view for j in unseen for view in views(j)], make(seen))
+    for fitted_on, held_out in folds(joined):
+        total += judge([view for j in held_out for view in views(j)], make(fitted_on))
     return total
 
 
@@ -246,10 +273,10 @@ def calibrate(
     peaks: Peaks | None = None,
     views: Callable[[Joined], list[Joined]] = as_it_is,
 ) -> tuple[Fitted, str]:
-    """The calibration of one device, framework, kernel and dtype, with its cross-validated figures; and its residuals' file.
+    """The calibration of one device, framework, kernel and dtype, and the text of its residuals' file.
 
-    sha256: of what the curves were read from. peaks: of the device; None takes the catalog's. views: as cross_validate has
-    them. Raises NoFit.
+    The calibration has cross-validated figures. sha256: of what the curves were read from. peaks: of the device; None
+    takes the catalog's. views: as for cross_validate. Raises NoFit.
     """
     c = _rounded(fit(joined, peaks))
     places, residuals = leftover(joined, c)
@@ -287,7 +314,10 @@ def calibrate(
 
 
 def _rounded(c: Calibration) -> Calibration:
-    """As the file holds it: the residuals are those of the numbers that are read back."""
+    """The calibration as its file holds it.
+
+    The residuals are taken from these rounded numbers, because predictors read them back from the file.
+    """
     return replace(
         c,
         flops=_round(c.flops),

@@ -1,4 +1,4 @@
-"""A curve with its release's own map, and the work of its kernel at each point: what a fit is made from."""
+"""What a fit is made from: a curve, the map of its release's own rule, and the work of its kernel at each point."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ LAST_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A recorded curve with the map of its release's own rule, and the work of the kernel at every row count.
-
-    granularity None: a kernel whose library publishes no rule.
-    """
+    """A curve with what its kernel does at each point."""
 
     curve: RecordedCurve
+    """The recorded or measured curve."""
     granularity: Granularity | None
+    """The map of the release's own rule. None: the kernel's library publishes no rule."""
     work: tuple[Work, ...]
+    """The work of the kernel at each point."""
     places: tuple[Place, ...]
+    """The place among the residuals of each point."""
 
 
 def join(curves: Sequence[RecordedCurve]) -> tuple[list[Joined], dict[str, int]]:
-    """Curves with their maps where the tile rule describes their kernel; and how many were left out for which reason."""
+    """The curves with their maps, and by reason the number of curves that were left out.
+
+    A curve is left out if the tile rule of its kernel is unknown.
+    """
     left_out: dict[str, int] = {}
     triton = [c for c in curves if c.family == "triton"]
     queries = [
@@ -45,12 +49,12 @@ def join(curves: Sequence[RecordedCurve]) -> tuple[list[Joined], dict[str, int]]
     maps = dict(zip(triton, read_many(queries), strict=True))
     joined = []
     for curve in curves:
-        found = maps.get(curve)
-        if isinstance(found, RuleUnknown):
-            reason = f"the rule is unknown: {found}"
+        rule = maps.get(curve)
+        if isinstance(rule, RuleUnknown):
+            reason = f"the rule is unknown: {rule}"
             left_out[reason] = left_out.get(reason, 0) + 1
         else:
-            joined.append(join_one(curve, found))
+            joined.append(join_one(curve, rule))
     return joined, left_out
 
 
@@ -63,7 +67,7 @@ def join_one(curve: RecordedCurve, granularity: Granularity | None) -> Joined:
     elif curve.module == "attention":
         places = [Place((curve.experts, curve.width, curve.context), m, on_cpu=on_cpu) for m in rows]
     elif on_cpu:
-        # Skewed tokens all take the same k experts: that is balanced routing over k of them.
+        # Skewed tokens all take the same k experts, as under balanced routing over k experts.
         active = curve.top_k if curve.routing == "skewed" else curve.experts
         places = [Place((active, curve.top_k, curve.hidden, curve.width), m, on_cpu=True) for m in rows]
     else:
@@ -73,13 +77,13 @@ def join_one(curve: RecordedCurve, granularity: Granularity | None) -> Joined:
 
 
 def work_of(curve: RecordedCurve, granularity: Granularity | None) -> tuple[Work, ...]:
-    """What the kernel does at each of the curve's points: for tokens under its routing, or rows of a GEMM."""
+    """The work of the kernel at each of the curve's points: for tokens under its routing, or for rows of a GEMM."""
     s, points = WEIGHT_BYTES[curve.dtype], [p.positions for p in curve.points]
     if curve.module == "dense":
         return tuple(dense_work(rows, 1, [(curve.width, curve.hidden)], s, None) for rows in points)
     tile = granularity.tile if granularity is not None else None
     if curve.module == "attention":
-        # torch's CPU kernel ends its last query block with the rows that there are.
+        # The last query block of torch's CPU kernel ends with its rows.
         heads, cached, padded = curve.experts, curve.context, curve.gpu != "cpu"
         return tuple(attention_work(n, 1, cached, heads, heads, curve.width, s, tile, False, padded) for n in points)
     columns = granularity.parameter_rule("BLOCK_SIZE_N") if granularity is not None else None

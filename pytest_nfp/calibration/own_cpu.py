@@ -1,6 +1,7 @@
-"""What this machine's CPU reaches, kernel by kernel: the same fit, residuals and cross-validation as of a GPU's recorded curves.
+"""What this machine's CPU reaches, kernel by kernel.
 
-A kernel is calibrated when it is first asked for, on at least ten shapes that no suite tests, and kept in the cache by the machine's
+The fit, the residuals and the cross-validation are those of a GPU's recorded curves. A kernel is calibrated when it is
+first asked for, on at least ten shapes that no suite tests. The calibration is kept in the cache by the machine's
 identity: processor, instruction set, threads and library versions.
 """
 
@@ -26,41 +27,42 @@ from pytest_nfp.predict import Figures, calibration_files, residuals
 from pytest_nfp.predict.calibration_files import CalibrationsFile, Fitted
 
 DTYPE = "fp32"
-"""What is calibrated: a CPU's cases are FP32 unless another dtype is asked for."""
+"""The dtype that is calibrated. A CPU's cases are FP32 unless another dtype is asked for."""
 PEAKS = "onednn-packed"
-"""The kernel whose rates stand for the machine's own: packed GEMMs come nearest to them."""
+"""The kernel whose rates stand for the machine's own. Packed GEMMs come nearest to them."""
 KERNELS = (PEAKS, "matmul", "grouped_mm", "sdpa")
 BATCHES = (1, 2, 4)
-"""A GEMM's boundary is judged from the rows of one position of so many requests."""
+"""Batches at which a GEMM's curve is judged: from the rows of one position of so many requests on."""
 FIRST = 3
-"""Curves after which a machine that lets none of them be trusted is given up."""
+"""Number of curves that are measured first. The calibration is given up if none of them can be trusted."""
 CONTROLS = 2
-"""Shapes of the calibration that are measured once more beside a case that fails."""
+"""Number of calibration shapes that are measured once more beside a case that fails."""
 MIN_WITHIN_ONE_STEP = 0.8
-"""Share of the held-out curves whose N_max must be predicted within one grid step; else the kernel is unpredictable."""
+"""Least share of the held-out curves whose N_max is predicted within one grid step. Below it the kernel counts as
+unpredictable."""
 
 
 def identity_slug(identity: dict[str, Any]) -> str:
-    """A short name for a machine identity, for file names."""
+    """A short text that stands for a machine's identity in file names."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def calibrations_path(device: Device, folder: Path) -> Path:
-    """Where the calibrations of this machine are kept; their residuals lie beside the file."""
+    """Path of this machine's calibrations. Their residuals lie beside the file."""
     return folder / f"{device.gpu}-{identity_slug(device.identity)}" / "calibrations.yaml"
 
 
 def load_or_calibrate(device: Device, kernel: str, folder: Path, seed: int, say: Callable[[str], None]) -> Fitted:
-    """The calibration of a kernel of this machine from the cache, or made now.
+    """The calibration of a kernel of this machine, from the cache or made now.
 
-    Raises NoFit where too few of its curves can be trusted (nothing is kept then: the next run tries again) or where it can't be
-    kept, FileError for a cached file that is broken.
+    Raises NoFit if too few of its curves can be trusted, or if it can't be kept. Nothing is kept then: the next run
+    tries again. Raises FileError for a cached file that is broken.
     """
     path = calibrations_path(device, folder)
-    if found := _kept(path).get(kernel):
-        return found
+    if fitted := _kept(path).get(kernel):
+        return fitted
     with device_lock(device):
-        kept = _kept(path)  # Another process may have made it while this one waited.
+        kept = _kept(path)  # Another process may have calibrated the kernel in the meantime.
         if kernel in kept:
             return kept[kernel]
         cases = device_curves.cpu_cases(device, kernel)
@@ -70,18 +72,21 @@ def load_or_calibrate(device: Device, kernel: str, folder: Path, seed: int, say:
             )
         joined = _joined(cases, device, seed, say)
         sha256 = device_curves.digest([j.curve for j in joined])
-        found, leftover = fit.calibrate(joined, sha256, "measured", fit.observed_peaks(joined), views)
+        fitted, leftover = fit.calibrate(joined, sha256, "measured", fit.observed_peaks(joined), views)
         try:
-            write_atomically(found.residuals_path(path), leftover)
-            write_atomically(path, calibration_files.text_of([*kept.values(), found]))
+            write_atomically(fitted.residuals_path(path), leftover)
+            write_atomically(path, calibration_files.text_of([*kept.values(), fitted]))
         except OSError as error:
             raise NoFit(f"its calibration can't be kept: {error}") from error
         residuals.read.cache_clear()
-        return found
+        return fitted
 
 
 def controls(device: Device, case: Case) -> list[Case]:
-    """Shapes of the calibration that are nearest to a case's, with its batch and routing: their curves are known."""
+    """The shapes of the calibration that are nearest to a case's, with its batch and routing.
+
+    Their curves are known.
+    """
     alike = [c for c in device_curves.cpu_cases(device, case.kernel or "") if c.routing == case.routing]
     size = math.log(_elements(case))
     nearest = sorted(alike, key=lambda c: abs(math.log(_elements(c)) - size))[:CONTROLS]
@@ -89,7 +94,7 @@ def controls(device: Device, case: Case) -> list[Case]:
 
 
 def _elements(case: Case) -> int:
-    """Of the largest GEMM, of an expert's layer, or of the cached keys and values."""
+    """Elements of the largest GEMM, of all experts of a layer, or of the cached keys and values."""
     moe, attention = case.subject.moe, case.subject.attention
     if case.module == "moe" and moe is not None:
         return moe.experts * moe.width * case.subject.hidden
@@ -103,7 +108,7 @@ def _kept(path: Path) -> dict[str, Fitted]:
 
 
 def _joined(cases: list[Case], device: Device, seed: int, say: Callable[[str], None]) -> list[Joined]:
-    """The cases' curves with their kernel's work. Raises NoFit where none is left."""
+    """The cases' curves with their kernel's work. Raises NoFit if too few shapes can be trusted."""
     left_out: list[str] = []
 
     def tell(text: str) -> None:
@@ -112,9 +117,8 @@ def _joined(cases: list[Case], device: Device, seed: int, say: Callable[[str], N
         say(f"calibrating {cases[0].kernel}: {text}")
 
     curves = device_curves.measured(cases[:FIRST], device, seed, tell)
-    if (
-        curves
-    ):  # Where none of the first can be trusted the machine is busy: the others would take minutes to say the same.
+    # If none of the first curves can be trusted, the machine is busy: the others would take minutes in vain.
+    if curves:
         curves += device_curves.measured(cases[FIRST:], device, seed, tell)
     if len({c.shape for c in curves}) < fit.MIN_SHAPES:
         reason = f": {left_out[0]}" if left_out else ""
@@ -126,7 +130,7 @@ def _joined(cases: list[Case], device: Device, seed: int, say: Callable[[str], N
 
 
 def views(j: Joined) -> list[Joined]:
-    """A GEMM's curve as each batch sees it, at the rows of whole positions; any other as it is."""
+    """A GEMM's curve as each batch sees it, at the rows of whole positions. Any other curve as it is."""
     if j.curve.module != "dense":
         return [j]
     rows = {p.positions for p in j.curve.points}
@@ -140,9 +144,10 @@ def _at_batch(j: Joined, batch: int) -> Joined:
 
 
 def figures(device: Device, kernel: str, dtype: str, folder: Path, seed: int, say: Callable[[str], None]) -> Figures:
-    """What the predictors run on for a kernel of this CPU. Raises RuleUnknown where not even its peaks can be calibrated.
+    """The figures that the predictors run on for a kernel of this CPU.
 
-    Phi and beta of the machine are those of its packed GEMM; the tile roofline runs on the kernel's own fit.
+    phi and beta of the machine are those of its packed GEMM. The tile roofline runs on the kernel's own fit. Raises
+    RuleUnknown if not even the packed GEMM can be calibrated.
     """
     path = calibrations_path(device, folder)
     try:
@@ -153,14 +158,14 @@ def figures(device: Device, kernel: str, dtype: str, folder: Path, seed: int, sa
     if dtype != DTYPE:
         return replace(bare, cause=f"nothing is calibrated for this kernel in {dtype}")
     try:
-        mine = load_or_calibrate(device, kernel, folder, seed, say)
+        fitted = load_or_calibrate(device, kernel, folder, seed, say)
     except NoFit as reason:
         return replace(bare, cause=str(reason))
-    return figures_of(mine, peaks, path)
+    return figures_of(fitted, peaks, path)
 
 
 def figures_of(mine: Fitted, peaks: Fitted, path: Path) -> Figures:
-    """A kernel's calibration as the predictors take it. path: of the file that holds it."""
+    """The figures of a calibrated kernel. path: the file that holds its calibration."""
     cause = ""
     if mine.within_one_step < MIN_WITHIN_ONE_STEP:
         cause = (

@@ -79,6 +79,8 @@ class Device:
     """The clock of budgets, in seconds."""
     rest: Callable[[float], None] = time.sleep
     """Waits for so many seconds."""
+    prepare: Callable[[Any, int, int], Any] | None = None
+    """(case, seed, cache bytes) -> the forwards of a case, of a stand-in that has its own; None: the backends' forwards."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Recorded, never compared."""
 

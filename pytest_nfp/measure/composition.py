@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from pytest_nfp import frameworks
-from pytest_nfp.backends import REFUSALS, Unsupported, prepare
+from pytest_nfp.backends import REFUSALS, Unsupported, prepare_on
 from pytest_nfp.cases import Backend, Case
 from pytest_nfp.curves.curve import Curve
 from pytest_nfp.devices import Device
@@ -166,7 +166,7 @@ def steps_apart(a: tuple[int, int | None], b: tuple[int, int | None], grid: Sequ
 def _times(part: Part, grid: Sequence[int], base: int, device: Device, seed: int, model_us: float) -> dict[int, float]:
     """Microseconds of a part at each N, its count included. model_us: the model's T(N0)."""
     try:
-        prepared = prepare(part.case, seed, device.cache_bytes)
+        prepared = prepare_on(device, part.case, seed)
         wrong = prepared.check(base) if prepared.check is not None else ""
     except (Unsupported, *REFUSALS) as reason:
         raise NotComposed(f"its {part.name} can't be measured alone: {reason}") from reason

@@ -79,7 +79,7 @@ def figures(gpu: str, framework: str, kernel: str, dtype: str) -> Figures:
     """
     device = catalog.gpu(gpu)
     peak, bandwidth = device.peak_flops_of(dtype), device.bandwidth
-    # If a framework calls the vendor's GEMMs and has no calibration of them, another such framework's is used and named.
+    # A framework that calls the vendor's GEMMs but has no calibration of them uses another one's. The basis names it.
     callers = [f.name for f in frameworks.known().values() if f.calls_vendor_gemm]
     others = [f for f in callers if f != framework] if kernel == "gemm" and framework in callers else []
     for source in (gpu, STAND_INS.get(gpu, ""), CARRIED_OVER.get(gpu, "")):

@@ -59,7 +59,7 @@ def lookup(gpus: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def future() -> list[dict[str, Any]]:
-    """Every GPU of the catalog, by its balance: idle compute of a dense model against the attention tile, b = 1, BF16."""
+    """Every GPU of the catalog, by balance: a dense model's idle compute against the attention tile, b = 1, BF16."""
     rows = []
     for gpu in sorted(catalog.gpus(), key=lambda g: g.balance):
         idle = n_idle_dense(gpu.balance, BF16)

@@ -108,7 +108,7 @@ def _cpu_coordinates(place: Place) -> list[float]:
 
 
 def _last_wave(rows: int, columns: int, tall: int, wide: int, processors: int) -> float:
-    """Log of (whole waves of such blocks / waves if the last one counted by its filled share)."""
+    """Log of the whole waves that such blocks take, over their waves with the last one counted by its filled share."""
     waves = -(-rows // tall) * -(-columns // wide) / processors
     return math.log(math.ceil(waves) / waves)
 

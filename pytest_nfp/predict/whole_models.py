@@ -271,7 +271,7 @@ def compose(model: Model, on: Workload, archives: Path | None = None, recorded: 
             last = min(last, end)
             if part.case.module != "attention":
                 base = part.case.baseline_positions if part.case.module == "moe" else base
-                continue  # No prediction enters this part.
+                continue  # A recorded part has no spread, and its N0 and last N are set.
         if figures.spread is not None:
             spreads.append(figures.spread)
         if figures.latency_spread is not None:

@@ -1,4 +1,4 @@
-"""Argument checks shared by the formulas: a wrong number is named where it enters."""
+"""Argument checks that the formulas share: a wrong number is named where it enters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The Near-Free Parallelism principle: one boundary per module, the smallest is the limiting module.
+"""The Near-Free Parallelism principle: each module has a boundary, and the module with the smallest one limits.
 
-Source: arXiv 2605.30851, section 4. Every term is a whole number of positions: rounded down, never below 1.
+Source: arXiv 2605.30851, section 4. Every term is a whole number of positions, rounded down and at least 1.
 """
 
 from __future__ import annotations
@@ -18,33 +18,36 @@ Limit = Literal["dense", "moe", "attention", "branch"]
 
 @dataclass(frozen=True, slots=True)
 class ClosedForm:
-    """Terms in positions (None where the model has no such module) and the one that limits (a Limit).
-
-    bound: the smallest term. baseline_positions: N0, below which N_max is not defined.
-    """
+    """The terms of the principle in positions. A term is None where the model has no such module."""
 
     dense: int | None
     moe: int | None
     attention: int | None
     branch: int | None
     bound: int
+    """The smallest term."""
     limiting: str
+    """Name of the smallest term (a Limit)."""
     baseline_positions: int = 1
+    """N0. N_max is not defined below it."""
 
     @property
     def n_max(self) -> int:
-        """The bound, and N0 where the bound lies below it: N_max is the largest N >= N0 within tolerance of T(N0)."""
+        """The bound, or N0 if the bound lies below it.
+
+        N_max is the largest N >= N0 within tolerance of T(N0).
+        """
         return max(self.bound, self.baseline_positions)
 
     @property
     def is_near_free(self) -> bool:
-        """Whether any position past N0 is near-free: a bound below N0 says that N0 itself is not."""
+        """Whether any position past N0 is near-free. A bound below N0 means that not even N0 is."""
         return self.bound >= self.baseline_positions
 
 
 def whole_positions(value: float) -> int:
     """Round a boundary down to a whole number of positions, at least 1. The value must be finite."""
-    # A product such as 37 * 2 / 2 may come out an ulp low: nudge before the floor.
+    # A product such as 37 * 2 / 2 may come out an ulp too low: it is raised a little before the floor.
     return max(1, math.floor(value * (1 + 1e-12)))
 
 
@@ -67,7 +70,7 @@ def moe_term(routing: Routing, block_m: int, experts: int, top_k: int, batch: in
 
 
 def branch_term(branch_limit: int, batch: int = 1) -> int:
-    """Tau / b: past this token count the backend picks another tile, and M_moe no longer holds."""
+    """Branch of the rule: tau / b. Past tau tokens the backend picks another tile, and M_moe no longer holds."""
     require_positive(branch_limit=branch_limit, batch=batch)
     return whole_positions(branch_limit / batch)
 
@@ -88,7 +91,8 @@ def closed_form(
 ) -> ClosedForm:
     """Combine the terms that apply: min(dense, attention) for dense models, min(moe, branch, attention) for MoE.
 
-    baseline_positions: N0, of the experts where there are any. On a tie the module comes before the branch that caps it. Raises ValueError if no term is given.
+    baseline_positions: N0, which is that of the experts where there are any. On a tie the module comes before the
+    branch that caps it. Raises ValueError if no term is given.
     """
     terms: dict[Limit, int] = {}
     for name, value in (("dense", dense), ("moe", moe), ("attention", attention), ("branch", branch)):

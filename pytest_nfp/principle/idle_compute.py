@@ -1,8 +1,8 @@
 """Idle-compute (roofline) baseline: N_idle solves AI(N_idle) = balance, per module.
 
-Source: arXiv 2605.30851, sections 2.3 and 3.x, derivations in appendix B. The dense formula is printed there;
-the MoE and attention formulas follow from FLOPs and bytes as the docstrings give them. Infinity stands for
-"unbounded": no N makes the module compute bound.
+Source: arXiv 2605.30851, sections 2.3 and 3.x, derivations in appendix B. The dense formula is printed there. The MoE
+and attention formulas follow from the FLOPs and bytes in their docstrings. Infinity means unbounded: no N makes the
+module compute bound.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from pytest_nfp.principle.checks import require_positive
 
 ACTIVATION_TERMS = 4
-"""c of the MoE formula: activation elements of (d + f) moved per routed token, two GEMMs, read and written."""
+"""c of the MoE formula: activation elements of (d + f) moved per routed token, for two GEMMs, read and written."""
 
 
 def n_idle_dense(balance: float, bytes_per_element: float, batch: int = 1) -> float:

@@ -1,4 +1,4 @@
-"""What a curve looks like: plateaus, whose right ends are the sweet spots, and cliffs between them."""
+"""The form of a curve: plateaus, whose right ends are the sweet spots, and cliffs between them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from itertools import pairwise
 from pytest_nfp.principle.boundary import Point
 
 FLAT = 0.05
-"""A plateau's latencies lie within this share of its first one."""
+"""The latencies of a plateau lie within this share of its first latency."""
 CLIFF = 0.20
-"""Growth per further position that makes a step a cliff."""
+"""Growth per further position above which a step is a cliff."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plateau:
-    """Measured N from `first` to `last` that cost the same; `last` is the sweet spot: the most positions at this latency."""
+    """Measured N with about the same latency."""
 
     first: int
+    """First N."""
     last: int
+    """Last N. It is the sweet spot: the most positions at this latency."""
     latency_us: float
+    """Median latency of the plateau in microseconds."""
 
 
 def plateaus(points: Sequence[Point]) -> list[Plateau]:
-    """The plateaus of at least two measured N, in order.
+    """The plateaus of at least two measured N each, in order.
 
-    A level ends before the first N that lies more than FLAT above or below where it began.
+    A plateau ends before the first N whose latency differs by more than FLAT from that of its first N.
     """
-    found: list[Plateau] = []
+    complete: list[Plateau] = []
     level: list[Point] = []
     for p in [*sorted(points, key=lambda p: p.positions), None]:
         if p is not None and level and abs(p.latency_us / level[0].latency_us - 1) <= FLAT:
@@ -36,9 +39,9 @@ def plateaus(points: Sequence[Point]) -> list[Plateau]:
             continue
         if len(level) > 1:
             latencies = sorted(x.latency_us for x in level)
-            found.append(Plateau(level[0].positions, level[-1].positions, latencies[len(latencies) // 2]))
+            complete.append(Plateau(level[0].positions, level[-1].positions, latencies[len(latencies) // 2]))
         level = [] if p is None else [p]
-    return found
+    return complete
 
 
 def cliffs(points: Sequence[Point]) -> list[tuple[int, int, float]]:

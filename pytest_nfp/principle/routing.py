@@ -1,8 +1,10 @@
-"""How many rows each expert gets: balanced and skewed (arXiv 2605.30851, appendix C.3.1), drawn at random, or replayed.
+"""How many rows each expert gets.
 
-balanced: rows differ by one at most. skewed: every token takes the same k experts. uniform: every token draws k experts
-independently. power-law-A: expected loads follow the density x**-A, as AIConfigurator's collector draws them. A replay has
-the experts of recorded tokens. Groups of the last three are expectations: their counts of experts need not be whole.
+balanced: rows differ by one at most. skewed: every token takes the same k experts. Both are those of arXiv 2605.30851,
+appendix C.3.1. uniform: every token draws k experts independently. power-law-A: expected loads follow the density
+x**-A, as AIConfigurator's collector draws them. A replay has the experts of recorded tokens.
+
+The groups of uniform, power-law and replayed routing are expectations: their numbers of experts need not be whole.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pytest_nfp.principle.checks import require_positive
 
 POWER_LAW = "power-law-"
 NEGLIGIBLE = 1e-9
+"""Expected numbers of experts up to this one are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,11 @@ class Replay:
             raise ValueError("a replayed routing needs at least one token")
 
     def __str__(self) -> str:
-        """A name that another trace does not have."""
+        """A name that no other trace has."""
         return f"trace-{hashlib.sha256(repr(self.tokens).encode()).hexdigest()[:8]}"
 
     def check(self, experts: int, top_k: int) -> None:
-        """Raise ValueError where a token has fewer experts than k, or one that the model has not."""
+        """Raise ValueError if a token has fewer than k experts, or an expert that the model does not have."""
         if (fewest := min(map(len, self.tokens))) < top_k:
             raise ValueError(f"the trace has {fewest} experts a token, the model takes {top_k}")
         if (largest := max(map(max, self.tokens))) >= experts:
@@ -47,7 +50,7 @@ Routing = str | Replay
 
 
 def check_routing(name: str) -> str:
-    """The name itself, with hyphens. Raises ValueError for one that is none."""
+    """The name of a routing, with hyphens. Raises ValueError for any other name."""
     name = name.replace("_", "-")
     if name in ("balanced", "skewed", "uniform"):
         return name
@@ -63,7 +66,7 @@ def check_routing(name: str) -> str:
 
 
 def baseline_positions(routing: Routing | None, experts: int = 1, top_k: int = 1, batch: int = 1) -> int:
-    """N0: 1, except for balanced MoE, where it is the smallest N that activates every expert, ceil(E / (b*k))."""
+    """N0: the smallest N that activates every expert, ceil(E / (b*k)), for balanced MoE; otherwise 1."""
     require_positive(experts=experts, top_k=top_k, batch=batch)
     if routing == "balanced":
         return -(-experts // (batch * top_k))
@@ -71,7 +74,7 @@ def baseline_positions(routing: Routing | None, experts: int = 1, top_k: int = 1
 
 
 def active_experts(routing: Routing, tokens: int, experts: int, top_k: int) -> float:
-    """(Expected) experts touched by `tokens` rows: min(E, tokens*k) balanced, k skewed."""
+    """(Expected) number of experts that `tokens` rows touch: min(E, tokens*k) balanced, k skewed."""
     require_positive(tokens=tokens, experts=experts, top_k=top_k)
     if routing == "balanced":
         return min(experts, tokens * top_k)
@@ -82,9 +85,10 @@ def active_experts(routing: Routing, tokens: int, experts: int, top_k: int) -> f
 
 @lru_cache(maxsize=16384)
 def rows_per_expert(routing: Routing, tokens: int, experts: int, top_k: int) -> Sequence[tuple[float, int]]:
-    """(experts, rows) groups of the active experts; rows over all experts add up to tokens*k, if need be in expectation.
+    """Groups (experts, rows) of the active experts.
 
-    Raises ValueError for a routing that is none, and for more tokens than a replay has.
+    The rows of all experts add up to tokens*k, for some routings in expectation only. Raises ValueError for an unknown
+    routing, and for more tokens than a replay has.
     """
     require_positive(tokens=tokens, experts=experts, top_k=top_k)
     if isinstance(routing, Replay):
@@ -94,8 +98,8 @@ def rows_per_expert(routing: Routing, tokens: int, experts: int, top_k: int) -> 
         return [(active, tokens * top_k // active)]
     if routing == "balanced":
         active = min(experts, tokens * top_k)
-        rows, more = divmod(tokens * top_k, active)
-        return [group for group in ((more, rows + 1), (active - more, rows)) if group[0]]
+        rows, remainder = divmod(tokens * top_k, active)
+        return [group for group in ((remainder, rows + 1), (active - remainder, rows)) if group[0]]
     if routing == "uniform":
         return _uniform(tokens, experts, top_k)
     return _power_law(float(check_routing(routing).removeprefix(POWER_LAW)), tokens, experts, top_k)
@@ -123,8 +127,8 @@ def _uniform(tokens: int, experts: int, top_k: int) -> list[tuple[float, int]]:
 def _power_law(exponent: float, tokens: int, experts: int, top_k: int) -> list[tuple[float, int]]:
     """Loads at the quantiles (i + 1/2)/E of the density x**-A, scaled to tokens*k and rounded.
 
-    Its range is AIConfigurator's (collector/helper.py): 1 to 0.8 tokens; 0.01 to 2 while tokens*k is at most E.
-    An expert has at most one row of each token.
+    The range of the density is AIConfigurator's (collector/helper.py): 1 to 0.8 tokens, but 0.01 to 2 while tokens*k is
+    at most E. An expert has at most one row of each token.
     """
     total = tokens * top_k
     low, high = (1.0, max(1.0, 0.8 * tokens)) if total > experts else (0.01, 2.0)
@@ -132,7 +136,7 @@ def _power_law(exponent: float, tokens: int, experts: int, top_k: int) -> list[t
     loads = [(a + (b - a) * (i + 0.5) / experts) ** (1 / (1 - exponent)) for i in range(experts)]
     scale = total / sum(loads)
     rows = [min(tokens, round(load * scale)) for load in loads]
-    # Rounding and the cap leave a few rows over, or a few short: the smallest take one more, the largest give one.
+    # Rounding and the cap leave a few rows too many or too few. The smallest loads take one more, the largest give one.
     while (short := total - sum(rows)) != 0:
         order = sorted(range(experts), key=lambda i: rows[i], reverse=short < 0)
         for i in order[: abs(short)]:
@@ -144,7 +148,7 @@ def _power_law(exponent: float, tokens: int, experts: int, top_k: int) -> list[t
 
 
 def _replayed(replay: Replay, tokens: int, experts: int, top_k: int) -> list[tuple[float, int]]:
-    """The mean over the windows of so many tokens, one after the other."""
+    """The mean over consecutive windows of `tokens` tokens."""
     replay.check(experts, top_k)
     windows = len(replay.tokens) // tokens
     if not windows:

@@ -6,9 +6,9 @@
     T_block = thread blocks / multiprocessors * microseconds of a block's own (start, prologue, epilogue)
     T_act   = activations * a / effective bytes/s   (the small kernels around the GEMMs; without an `a` they count as T_mem)
 
-p is the overlap exponent (infinity: memory and compute time overlap fully, 1: they add up), r the share of a tile's
-re-read of its weights (or KV) that misses the last-level cache. Uncalibrated devices use datasheet peaks, p = infinity,
-r = 1 and no fixed cost. N_max is read from the predicted curve by the same definition as from a measured one.
+p is the overlap exponent. Infinity: memory and compute time overlap fully; 1: they add up. r is the share of a tile's
+re-read of its weights (or KV) that misses the last-level cache. Devices without a calibration use datasheet peaks, p =
+infinity, r = 1 and no fixed cost. N_max is read from the predicted curve by the same definition as from a measured one.
 """
 
 from __future__ import annotations
@@ -25,27 +25,33 @@ from pytest_nfp.principle.idle_compute import ACTIVATION_TERMS
 from pytest_nfp.principle.routing import Routing, rows_per_expert
 
 TileRule = Callable[[int], int] | None
-"""Tile rows at a row count; None for a kernel without a tile: nothing is padded, weights are read once."""
+"""Tile rows at a row count. None for a kernel without a tile: nothing is padded, weights are read once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a device and kernel reach: FLOP/s, bytes/s, overlap exponent, re-read share in [0, 1], fixed microseconds.
-
-    tile_shares: (tile rows, share of `flops` that tiles of at most so many rows reach), ascending; higher tiles reach the
-    last one's. block_us: a thread block's own time, spread over `processors`. activation: how many times as long moving
-    the activations takes as their bytes at full bandwidth, in kernels of their own; None counts them with the weights.
-    """
+    """What a device and kernel reach."""
 
     flops: float
+    """FLOP/s."""
     bandwidth: float
+    """Bytes/s."""
     overlap: float = math.inf
+    """Overlap exponent p, at least 1. Infinity: full overlap."""
     reread: float = 1.0
+    """Re-read share r in [0, 1]."""
     fixed_us: float = 0.0
+    """Fixed cost in microseconds."""
     tile_shares: tuple[tuple[int, float], ...] = ()
+    """(tile rows, share of `flops` that tiles of at most so many rows reach), ascending. Higher tiles reach the last
+    share."""
     block_us: float = 0.0
+    """A thread block's own time in microseconds, spread over `processors`."""
     processors: int = 1
+    """Multiprocessors."""
     activation: float | None = None
+    """Factor a on the time that the activations' bytes take at full bandwidth: they are moved by kernels of their own.
+    None counts them with the weights."""
 
     def __post_init__(self) -> None:
         require_positive(flops=self.flops, bandwidth=self.bandwidth)
@@ -63,26 +69,29 @@ class Calibration:
         """FLOP/s that tiles of this height reach."""
         if tile is None or not self.tile_shares:
             return self.flops
-        found = next((share for rows, share in self.tile_shares if tile <= rows), self.tile_shares[-1][1])
-        return self.flops * found
+        tile_share = next((share for rows, share in self.tile_shares if tile <= rows), self.tile_shares[-1][1])
+        return self.flops * tile_share
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Padded FLOPs of one forward, bytes read once, and bytes read again by further tiles of the same owner.
-
-    activations: the part of bytes_once that is not weights or KV. tile: rows of a tile. blocks: thread blocks.
-    """
+    """What one forward computes and moves."""
 
     flops: float
+    """FLOPs, with the padding of the tiles."""
     bytes_once: float
+    """Bytes that are read once."""
     bytes_again: float = 0.0
+    """Bytes that further tiles of the same owner read again."""
     activations: float = 0.0
+    """Part of bytes_once that is neither weights nor KV, in bytes."""
     tile: int | None = None
+    """Rows of a tile. None for a kernel without a tile."""
     blocks: float = 0.0
+    """Number of thread blocks."""
 
     def share(self, ranks: int) -> Work:
-        """One rank's part of work that is spread evenly."""
+        """One rank's part of work that is spread evenly over the ranks."""
         return Work(
             self.flops / ranks,
             self.bytes_once / ranks,
@@ -94,37 +103,39 @@ class Work:
 
     def latency_us(self, c: Calibration) -> float:
         """Microseconds of this work without the fixed cost."""
-        apart = self.activations if c.activation is not None else 0.0
+        activation_bytes = self.activations if c.activation is not None else 0.0
         compute = self.flops / c.flops_of(self.tile)
-        memory = (self.bytes_once - apart + c.reread * self.bytes_again) / c.bandwidth
+        memory = (self.bytes_once - activation_bytes + c.reread * self.bytes_again) / c.bandwidth
         blocks = self.blocks / c.processors * c.block_us / 1e6
-        after = apart * (c.activation or 0.0) / c.bandwidth
-        slow = max(compute, memory, blocks)
+        activation_s = activation_bytes * (c.activation or 0.0) / c.bandwidth
+        slowest = max(compute, memory, blocks)
         if math.isinf(c.overlap):
-            return (slow + after) * 1e6
-        # Scaled by the largest term so that a large exponent can't underflow.
-        share = sum((term / slow) ** c.overlap for term in (compute, memory, blocks))
-        return float((slow * share ** (1 / c.overlap) + after) * 1e6)
+            return (slowest + activation_s) * 1e6
+        # The terms are scaled by the largest one, so that a large exponent can't underflow.
+        share = sum((term / slowest) ** c.overlap for term in (compute, memory, blocks))
+        return float((slowest * share ** (1 / c.overlap) + activation_s) * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A predicted boundary; `limiting` is the module whose term grows most across it."""
+    """A predicted boundary."""
 
     boundary: Boundary
     limiting: str
+    """The module whose time grows most across the boundary."""
     points: tuple[Point, ...]
+    """The evaluated points of the curve."""
 
     @property
     def n_max(self) -> int:
-        """Largest predicted N within tolerance (the end of the range if the curve never leaves it)."""
+        """Largest predicted N within the tolerance. It is the end of the range if the curve never leaves it."""
         return self.boundary.n_max
 
 
 def dense_work(
     positions: int, batch: int, shapes: Sequence[tuple[int, int]], bytes_per_element: float, tile: TileRule
 ) -> Work:
-    """GEMMs [rows, k] x [k, n], shapes as (n, k): rows = b*N padded to the tile, weights read once."""
+    """GEMMs [rows, k] x [k, n], shapes as (n, k). rows = b*N, padded to the tile; weights are read once."""
     rows = positions * batch
     if tile is not None:
         rows = -(-rows // tile(rows)) * tile(rows)
@@ -146,9 +157,9 @@ def moe_work(
     matrices: int = 2,
     columns: TileRule = None,
 ) -> Work:
-    """Experts of `matrices` GEMMs (2 plain, 3 gated) of hidden x expert_width; rows padded to tiles per expert.
+    """Experts of `matrices` GEMMs (2 plain, 3 gated) of hidden x expert_width. Each expert's rows are padded to tiles.
 
-    columns: columns of a thread block's tile at a token count; None where they are not known: no blocks are counted.
+    columns: columns of a thread block's tile at a token count. None: they are not known, and no blocks are counted.
     """
     tokens = positions * batch
     rows_in_tile = tile(tokens) if tile is not None else None
@@ -164,7 +175,7 @@ def moe_work(
     blocks = 0.0
     if columns is not None:
         wide = columns(tokens)
-        # The first GEMM writes all but the last matrix side by side, the second the hidden width.
+        # The first GEMM writes the columns of all matrices but the last side by side, the second the hidden width.
         blocks = tiles * (-(-(matrices - 1) * expert_width // wide) - (-hidden // wide))
     return Work(
         2.0 * computed * weights,
@@ -189,13 +200,13 @@ def attention_work(
     padded: bool = True,
     value_dim: int | None = None,
 ) -> Work:
-    """Attention core over `context` cached tokens; `packed` puts the query heads of a KV head into one tile.
+    """Attention core over `context` cached tokens. packed: the query heads of a KV head share a tile.
 
-    padded: the kernel computes the whole tile (GPU); not padded, the last tile ends with its rows (torch's CPU kernel).
-    value_dim: of MLA, whose values are a part of the keys: a cached token is read once.
+    padded: the kernel computes the whole tile (GPU). Not padded: the last tile ends with its rows (torch's CPU kernel).
+    value_dim: that of MLA, whose values are a part of the keys: a cached token is read once.
 
-    The tile rule is asked with the rows that it sees: positions, or positions * group when packed. Unpacked, the
-    heads of a group read the same KV at the same time: one read is counted, the rest is left to the cache.
+    The tile rule gets the rows that the kernel sees: positions, or positions * group if packed. Unpacked, the heads of
+    a group read the same KV at the same time. One read is counted, the rest is left to the cache.
     """
     group = heads // kv_heads
     rows = positions * (group if packed else 1)
@@ -223,10 +234,12 @@ def predict_boundary(
 ) -> Prediction:
     """N_max of the predicted curve over N0..max_positions.
 
-    modules: name (a str) -> work of one forward at N positions. edges: the last N of each tile, where they are known.
-    Between two edges no count of tiles, and so no time, falls as N grows: the crossing is found by halving, and the
-    prediction's points are those that it took. Without edges every N is evaluated, doubling the range until the curve
-    has been outside the tolerance for as long as it was inside, so that a hole is seen.
+    modules: name (a str) -> work of one forward at N positions. edges: the last N of each tile, if they are known.
+
+    With edges, the number of tiles does not fall between two of them as N grows, and so T does not fall either. The
+    crossing is found by halving, and the prediction's points are the evaluated ones. Without edges every N is
+    evaluated. The range is doubled until the curve has been outside the tolerance for as long as it was inside, so that
+    a hole is seen.
     """
     if not modules:
         raise ValueError("the tile roofline needs at least one module")
@@ -266,24 +279,25 @@ def predict_on(
     baseline_positions: int,
     spread: tuple[float, float],
 ) -> Prediction:
-    """N_max of a predicted curve whose T may fall as N grows, at these N and, past the last one within, at every N.
+    """N_max of a predicted curve whose T may fall as N grows.
 
-    latencies: name (a str) -> microseconds at N positions. spread: how many times too small and too large a predicted
-    T(N)/T(N0) may be: N_max is an interval.
+    The curve is evaluated at these N. The crossing past the last N within is found exactly. latencies: name (a str) ->
+    microseconds at N positions. spread: the factors by which a predicted T(N)/T(N0) may be too small and too large,
+    which make N_max an interval.
     """
-    few, many = spread
+    low, high = spread
     base = sum(latency(baseline_positions) for latency in latencies.values())
 
     def point(n: int) -> Point:
         us = sum(latency(n) for latency in latencies.values())
         if n == baseline_positions:
             return Point(n, us)
-        return Point(n, us, us / base / many, us / base / few)
+        return Point(n, us, us / base / high, us / base / low)
 
     known = {n: point(n) for n in sorted({baseline_positions, *positions})}
     last = find_boundary(tuple(known.values()), tolerance, baseline_positions).n_max
     after = next((n for n in known if n > last), last)
-    # Between two of these N the curve has no edge: the crossing is found by halving.
+    # The curve has no edge between two of these N, so the crossing is found by halving.
     while after - last > 1:
         middle = (last + after) // 2
         known[middle] = point(middle)
@@ -303,13 +317,13 @@ def _by_segments(
     """N_max where T is known not to fall between two edges."""
     limit = latency(baseline_positions) * (1 + tolerance) * (1 + 1e-12)
     n_max = n_first_exit = baseline_positions
-    left = False
+    has_left = False
     first = baseline_positions
     for last in sorted({e for e in edges if baseline_positions <= e < max_positions} | {max_positions}):
         within = bisect_left(range(first, last + 1), True, key=lambda n: latency(n) > limit)
         if within:
             n_max = first + within - 1
-            n_first_exit = n_first_exit if left else n_max
-        left = left or within < last + 1 - first
+            n_first_exit = n_first_exit if has_left else n_max
+        has_left = has_left or within < last + 1 - first
         first = last + 1
     return Boundary(n_max, (n_max, None if n_max == max_positions else n_max), n_first_exit, (), baseline_positions)

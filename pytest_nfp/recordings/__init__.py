@@ -1,4 +1,4 @@
-"""Curves that others measured and published, read where they are installed: NVIDIA AIConfigurator's tables."""
+"""Curves that others measured and published: NVIDIA AIConfigurator's tables, read where they are installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["NoRecording", "recorded_curve", "recorded_releases"]
 
 
 def recorded_releases(gpu: str, module: str) -> list[Backend]:
-    """The backend releases that some recording holds for a GPU and module, oldest first; empty without the extra."""
+    """The backend releases with a recording for a GPU and module, oldest first. Empty without the extra."""
     return tables.releases(gpu, module)
 
 

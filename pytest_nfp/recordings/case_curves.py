@@ -1,4 +1,4 @@
-"""The recorded curve of a case, from the library's tables: each trap has its own reason."""
+"""The recorded curve of a case, from the library's tables. Each case without a comparable curve gets its own reason."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def curve(case: Case) -> Curve:
 
 
 def _check_bandwidth(case: Case, base_us: float) -> None:
-    """A forward that reads its weights faster than the memory can deliver did not read them all."""
+    """Raise NoRecording if the forward did not read all its weights from memory.
+
+    It did not if the weights fit the cache, or if they were read faster than the memory can deliver.
+    """
     gpu = catalog.gpu(case.gpu)
     if case.gemm is not None:
         weights = case.bytes_per_element * case.gemm[0] * case.gemm[1]
@@ -68,7 +71,7 @@ def _check_bandwidth(case: Case, base_us: float) -> None:
 
 
 def _gemm(case: Case) -> tuple[object, ...]:
-    """What the library calls the case's GEMM, but for the kernel."""
+    """The case's GEMM as a Key of the library without the kernel. Raises NoRecording for a whole FFN."""
     if case.gemm is None:
         raise NoRecording("the recordings hold single GEMMs; a whole FFN is not composed of them here")
     n, k = case.gemm
@@ -76,7 +79,7 @@ def _gemm(case: Case) -> tuple[object, ...]:
 
 
 def _experts(case: Case) -> tuple[object, ...]:
-    """What the library calls the case's experts, but for the kernel."""
+    """The case's experts as a Key of the library without the kernel. Raises NoRecording."""
     moe, hidden = case.subject.moe, case.subject.hidden
     assert moe is not None and case.top_k is not None
     if case.routing != "balanced":

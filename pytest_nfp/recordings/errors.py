@@ -2,4 +2,4 @@
 
 
 class NoRecording(Exception):
-    """No recording holds this case, or what it holds is not comparable; the message is the reason."""
+    """No recording holds this case, or the recording is not comparable. The message is the reason."""

@@ -1,7 +1,7 @@
-"""Every usable recorded curve as one table, and what was left out with the reason.
+"""Every usable recorded curve as one table, and by reason the number of curves that were left out.
 
-A curve is T over token rows (MoE, EP 1) or GEMM rows (dense) of one shape, kernel and dtype of one release on one GPU. What can't be
-compared is left out by a named filter; the counts of a reading say how much and why.
+A curve is T over token rows (MoE, EP 1) or GEMM rows (dense). It has one shape, kernel and dtype of one release on one
+GPU. A named filter leaves out each curve that can't be compared.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from pytest_nfp.recordings import tables
 from pytest_nfp.recordings.errors import NoRecording
 
 Module = Literal["dense", "moe"]
-"""What recorded tables hold."""
+"""Modules that the recorded tables hold."""
 DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8_block", "int4": "int4_wo", "mxfp4": "w4a16_mxfp4"}
+"""Dtypes, and what the tables call them."""
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "int4": 0.5, "mxfp4": 0.5}
+"""Bytes of one weight."""
 KERNELS = {
     "triton": (
         "sglang_fused_moe_triton",
@@ -50,47 +52,60 @@ KERNELS = {
         "vllm_compressedtensorswna16marlinmoe_marlin_marlinexperts",
     ),
 }
-"""Fused-MoE kernels by the names that the tables give them. The tile rule describes the Triton one."""
+"""Fused-MoE kernels, and the names that the tables give them. The tile rule describes the Triton kernel."""
 MIN_POINTS = 8
-"""Fewer leave a boundary that is all interval."""
+"""Fewest points of a curve from N0 on. With fewer the boundary is all interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCurve:
-    """One curve: T in microseconds over rows M (tokens, rows of the GEMM, or query rows of a request).
-
-    MoE: experts, width and hidden of one rank, top_k, and `distribution` (balanced, power_law_1.01, ...); tp: ranks that
-    an expert is cut over. dense: width = n, hidden = k, experts = top_k = 1. attention: experts = heads, width = head
-    dimension, `context` cached tokens. base: the smallest measured M at which all experts are active under balanced
-    routing, else 1.
-    """
+    """One curve: T in microseconds over rows M. Rows are tokens, rows of the GEMM, or query rows of a request."""
 
     gpu: str
+    """Catalog name of the GPU, or cpu."""
     framework: str
+    """Name of the framework."""
     release: str
+    """Version of the framework."""
     module: Module | Literal["attention"]
+    """dense, moe or attention."""
     dtype: str
+    """Number format, such as bf16."""
     kernel: str
+    """Kernel, by the name that the table gives it."""
     experts: int
+    """Experts of one rank. dense: 1. attention: heads."""
     top_k: int
+    """Experts per token. dense: 1."""
     hidden: int
+    """Hidden width of one rank's experts. dense: k."""
     width: int
+    """Width of one rank's experts. dense: n. attention: head dimension."""
     tp: int
+    """Ranks that an expert is cut over."""
     distribution: str
+    """Routing of the tokens: balanced, power_law_1.01, ... Empty without experts."""
     base: int
+    """N0: the smallest measured M at which all experts are active under balanced routing, else 1."""
     points: tuple[Point, ...]
+    """The points, ascending in M."""
     source: str
+    """Where the curve comes from."""
     context: int = 0
+    """attention: cached tokens."""
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of all weights of the rank: three matrices of an expert, one of a GEMM."""
+        """Bytes of all weights of the rank: three matrices for an expert, one for a GEMM."""
         matrices = 3 if self.module == "moe" else 1
         return WEIGHT_BYTES[self.dtype] * self.experts * matrices * self.hidden * self.width
 
     @property
     def family(self) -> str:
-        """What is calibrated together: gemm, triton, flashinfer-cutlass, ...; any other kernel, and each of a CPU, by its own name."""
+        """The name of what is calibrated together: gemm, triton, flashinfer-cutlass, ...
+
+        Any other kernel, and each kernel of a CPU, is calibrated by its own name.
+        """
         if self.gpu == "cpu":
             return self.kernel
         if self.module == "dense":
@@ -99,19 +114,19 @@ class RecordedCurve:
 
     @property
     def routing(self) -> str:
-        """The distribution by the name that the principle has for it."""
+        """The principle's name of the distribution."""
         return self.distribution.replace("power_law_", POWER_LAW)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What makes two curves of one kernel different: held out together."""
-        found = self.experts, self.top_k, self.hidden, self.width * self.tp, self.tp
-        return (*found, self.context) if self.context else found
+        """The shape by which curves are held out together: curves of one kernel with one shape are on one side."""
+        dimensions = self.experts, self.top_k, self.hidden, self.width * self.tp, self.tp
+        return (*dimensions, self.context) if self.context else dimensions
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Curves, and how many were left out for which reason."""
+    """Curves, and by reason the number of curves that were left out."""
 
     curves: tuple[RecordedCurve, ...]
     left_out: Mapping[str, int]
@@ -121,9 +136,10 @@ class Library:
 def read(
     gpu: str, framework: str, release: str, module: Module, dtype: str = "bf16", in_cache: bool = False
 ) -> Library:
-    """The library of one table; in_cache: also the curves whose weights stay in the cache between forwards.
+    """The library of one table.
 
-    Raises NoRecording where it is not there, or has other columns than are known.
+    in_cache: also take the curves whose weights stay in the cache between forwards. Raises NoRecording if the table is
+    not there, or has other columns than are known.
     """
     path = tables.table_path(gpu, framework, release, module)
     if dtype not in DTYPES:
@@ -132,14 +148,14 @@ def read(
     left_out: Counter[str] = Counter()
     left_out["expert parallel: remote tokens are sent to expert 0"] = table.remote
     device = catalog.gpu(gpu)
-    found = []
+    curves = []
     for key, us in sorted(table.by_key.items(), key=lambda item: str(tuple(item[0]))):
         curve = _curve(gpu, framework, release, module, dtype, key, us, path)
         if reason := _unusable(curve) or ("" if in_cache else _cached(curve, device)):
             left_out[reason] += 1
         else:
-            found.append(curve)
-    return Library(tuple(found), {reason: n for reason, n in sorted(left_out.items()) if n})
+            curves.append(curve)
+    return Library(tuple(curves), {reason: n for reason, n in sorted(left_out.items()) if n})
 
 
 def read_all(gpus: Iterable[str], module: Module, dtype: str = "bf16", in_cache: bool = False) -> Library:
@@ -148,9 +164,9 @@ def read_all(gpus: Iterable[str], module: Module, dtype: str = "bf16", in_cache:
     left_out: Counter[str] = Counter()
     for gpu in gpus:
         for backend in tables.releases(gpu, module):
-            one = read(gpu, backend.framework, backend.release, module, dtype, in_cache)
-            curves += one.curves
-            left_out.update(one.left_out)
+            table = read(gpu, backend.framework, backend.release, module, dtype, in_cache)
+            curves += table.curves
+            left_out.update(table.left_out)
     return Library(tuple(curves), dict(sorted(left_out.items())))
 
 
@@ -170,32 +186,39 @@ COLUMNS: dict[Module, tuple[str, ...]] = {
         "kernel_source",
     ),
 }
+"""Columns of a table that are read, by module. The first one holds the dtype."""
 
 
 class Key(NamedTuple):
-    """A curve of a table. Of a GEMM, experts = k = 1, hidden is its inner dimension and width its columns."""
+    """What tells the curves of one table apart."""
 
     experts: int
+    """Experts of a rank. Of a GEMM: 1."""
     top_k: int
+    """Experts per token. Of a GEMM: 1."""
     hidden: int
+    """Width of a token. Of a GEMM: its inner dimension."""
     width: int
-    """Whole, before it is cut over the ranks of tensor parallelism."""
+    """Whole width of an expert, before it is cut over the ranks of tensor parallelism. Of a GEMM: its columns."""
     tp: int
+    """Ranks that an expert is cut over."""
     distribution: str
+    """Routing of the tokens, as the table calls it. "" for a GEMM."""
     kernel: str
+    """Kernel, as the table calls it."""
 
 
 class Latencies(NamedTuple):
-    """A table in one dtype."""
+    """The content of a table in one dtype."""
 
     by_key: Mapping[Key, Mapping[int, float]]
-    """Curve -> rows -> microseconds."""
+    """By curve and rows: microseconds."""
     remote: int
-    """Curves of expert parallelism, which are left out."""
+    """Number of curves under expert parallelism, which are left out."""
 
 
 def latencies(path: Path, dtype: str) -> Latencies:
-    """What a table holds, read once. Raises NoRecording where it has other columns than are known."""
+    """The latencies in a table, read once. Raises NoRecording if it has other columns than are known."""
     return _latencies(path, dtype, path.stat().st_mtime_ns)
 
 
@@ -219,7 +242,7 @@ def _latencies(path: Path, dtype: str, changed_ns: int) -> Latencies:
             # Under expert parallelism the Triton rows of SGLang send remote tokens to expert 0.
             remote.add((key, row["moe_ep_size"]))
             continue
-        # A table may repeat a measurement: the quicker one met less of what is not the kernel's.
+        # A table may repeat a measurement. The quicker one has less time that is not the kernel's.
         grouped[key][m] = min(row["latency"] * 1e3, grouped[key].get(m, float("inf")))
     return Latencies(grouped, len(remote))
 
@@ -266,7 +289,7 @@ def _curve(
 
 
 def _unusable(c: RecordedCurve) -> str:
-    """Why a curve can't be compared with a model of its kernel; empty if it can."""
+    """Why a curve can't be compared with a model of its kernel; "" if it can."""
     if (c.hidden, c.experts) == (7168, 256) and (c.framework, c.release) in tables.GROUP_LIMITED:
         return "group-limited routing: about half of the experts are active"
     if not c.base:
@@ -277,12 +300,12 @@ def _unusable(c: RecordedCurve) -> str:
 
 
 def _cached(c: RecordedCurve, gpu: Gpu) -> str:
-    """Why the weights were not all read from memory in each forward; empty if they were."""
+    """Why not all weights were read from memory in each forward; "" if they were."""
     smallest = tables.MIN_EXPERTS_BYTES if c.module == "moe" else tables.MIN_GEMM_BYTES
     if c.weight_bytes < smallest:
         return f"weights under {smallest / 1e6:.0f} MB stay in the cache between forwards"
     first = next(p.latency_us for p in c.points if p.positions == c.base)
-    read = c.weight_bytes if c.distribution in ("", "balanced") else c.weight_bytes * min(1, c.top_k / c.experts)
-    if read / (first * 1e-6) > gpu.bandwidth:
+    bytes_read = c.weight_bytes if c.distribution in ("", "balanced") else c.weight_bytes * min(1, c.top_k / c.experts)
+    if bytes_read / (first * 1e-6) > gpu.bandwidth:
         return "T(N0) implies more than the peak bandwidth: not all weights were read"
     return ""

@@ -1,7 +1,8 @@
-"""Recorded attention curves: T over query positions on top of cached tokens, from every table that has several positions.
+"""Recorded attention curves: T over query positions on top of cached tokens.
 
-Tables of vLLM and SGLang for sparse attention, MLA, attention and linear attention. Most hold one position a request
-(decode) or nothing cached (prefill): those are no curves, and the counts say so.
+They come from the vLLM and SGLang tables for sparse attention, MLA, attention and linear attention. Most tables hold
+one position for each request (decode) or no cached tokens (prefill). Those give no curve, and the counts name the
+reason.
 """
 
 from __future__ import annotations
@@ -16,37 +17,46 @@ from pytest_nfp.principle import Point
 from pytest_nfp.recordings import tables
 
 FOLDERS = ("attention", "mla", "sparse_attention", "msa", "kda", "linear_attention")
+"""Folders of the tables that are read."""
 MIN_POSITIONS = 5
+"""Fewest counts of positions of a curve."""
 MAX_POSITIONS = 512
+"""Most positions of a point."""
 SAME = 1.25
-"""Two measurements of one point that differ by more are no point."""
+"""A point is no point if two measurements of it differ by more than this factor."""
 EAGER = ("dsa_context_module", "msa_context_module")
-"""Tables that were timed without CUDA graphs: launches are in them."""
+"""Tables that were timed without CUDA graphs: their times include launches."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCurve:
-    """T in microseconds over N query positions of each of `batch` requests with `context` cached tokens.
-
-    table: what was timed, such as dsv4_csa_topk_calib. setting: the other columns that tell curves apart, such as
-    heads, tensor parallelism and dtypes.
-    """
+    """T in microseconds over N query positions of each request."""
 
     gpu: str
+    """Catalog name of the GPU."""
     framework: str
+    """Name of the framework."""
     release: str
+    """Version of the framework."""
     table: str
+    """What was timed, such as dsv4_csa_topk_calib."""
     kernel: str
+    """Kernel, by the name that the table gives it."""
     batch: int
+    """Requests."""
     context: int
+    """Cached tokens of each request."""
     setting: tuple[tuple[str, str], ...]
+    """(column, value) of the other columns that tell curves apart, such as heads, tensor parallelism and dtypes."""
     points: tuple[Point, ...]
+    """T over N."""
     source: str
+    """The table that holds the curve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Curves, and how many tables and curves were left out for which reason."""
+    """Curves, and by reason the number of tables and curves that were left out."""
 
     curves: tuple[AttentionCurve, ...]
     left_out: dict[str, int]
@@ -54,7 +64,7 @@ class Found:
 
 @lru_cache(maxsize=16)
 def read(gpu: str) -> Found:
-    """Every curve of a GPU. Raises NoRecording where no tables are installed or none is of this GPU."""
+    """Every curve of a GPU. Raises NoRecording if no tables are installed or none is of this GPU."""
     curves: list[AttentionCurve] = []
     left_out: Counter[str] = Counter()
     for framework, release, path in tables.tables(gpu, FOLDERS):
@@ -81,7 +91,7 @@ def _curves(
     for row in parquet.read_table(path).to_pylist():
         key = (row["kernel_source"], row["batch_size"], row["step"], tuple((c, str(row[c])) for c in others))
         grouped[key][row["isl"]].append(row["latency"] * 1e3)
-    found = []
+    curves = []
     for key, latencies in sorted(grouped.items(), key=lambda item: str(item[0])):
         kernel, batch, context, setting = key
         if reason := _unusable(context, latencies):
@@ -89,12 +99,12 @@ def _curves(
             continue
         points = tuple(Point(n, min(us)) for n, us in sorted(latencies.items()) if n <= MAX_POSITIONS)
         source = tables.source_of(path)
-        found.append(AttentionCurve(gpu, framework, release, name, kernel, batch, context, setting, points, source))
-    return found
+        curves.append(AttentionCurve(gpu, framework, release, name, kernel, batch, context, setting, points, source))
+    return curves
 
 
 def _unusable(context: int, latencies: dict[int, list[float]]) -> str:
-    """Why a curve has no boundary; empty if it has."""
+    """Why a curve has no boundary; "" if it has one."""
     positions = [n for n in latencies if n <= MAX_POSITIONS]
     if context == 0:
         return "nothing is cached: a prefill"

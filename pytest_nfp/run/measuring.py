@@ -61,7 +61,7 @@ def curve_of(inputs: Inputs, case: Case, granularity: Granularity | None) -> Mea
 
 def _on_device(inputs: Inputs, case: Case, granularity: Granularity | None, device: Device) -> Measured:
     try:
-        prepared = backends.prepare(case, inputs.settings.seed, device.cache_bytes)
+        prepared = backends.prepare_on(device, case, inputs.settings.seed)
     except backends.Unsupported as reason:
         return Measured(None, Verdict("SKIPPED", (str(reason),)))
     except backends.EngineDied as died:

@@ -31,9 +31,6 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, wrong: str = "", gpu: str = "h20") -> None:
         self._monkeypatch = monkeypatch
         self.machine = Simulated(lambda n: 1.0, Noise(0.01), 1)
-        self.device = self.machine.device(
-            gpu=gpu, title="NVIDIA H20", identity={"driver": "570.1", "cuda": "12.8"}, processors=78, cache_bytes=60
-        )
         self.prepared: list[Case] = []
 
         def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
@@ -47,7 +44,14 @@ class Machine:
 
             return Prepared(forward, 100, 200, "torch.matmul", 2, lambda n: wrong)
 
-        monkeypatch.setattr(device_curves, "prepare", prepare)
+        self.device = self.machine.device(
+            gpu=gpu,
+            title="NVIDIA H20",
+            identity={"driver": "570.1", "cuda": "12.8"},
+            processors=78,
+            cache_bytes=60,
+            prepare=prepare,
+        )
 
     def is_here(self) -> None:
         """The GPU of this machine, where a vLLM is installed."""
@@ -89,11 +93,10 @@ def test_planted_numbers_come_back_from_a_run(monkeypatch: pytest.MonkeyPatch) -
     assert found.processors == 78
 
 
-def test_experts_are_curves_from_n0_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_curves_from_n0_on() -> None:
     """E, k, hidden and width of the case, the framework's Triton kernel, N0 = ceil(E / k) and no row below."""
-    device = Simulated(lambda n: 1.0).device(gpu="h20")
     one = Prepared(lambda n: lambda: 100.0 + n, 1, 200, "vllm.fused_experts", 1)
-    monkeypatch.setattr("pytest_nfp.calibration.device_curves.prepare", lambda case, seed, cache_bytes: one)
+    device = Simulated(lambda n: 1.0).device(gpu="h20", prepare=lambda case, seed, cache_bytes: one)
     cases = [c for c in device_curves.calibration_cases(device, {"vllm": "0.33.0"}) if c.module == "moe"]
     (c,) = device_curves.measured(cases[:1], device)
     assert (c.experts, c.top_k, c.hidden, c.width) == device_curves.EXPERTS[0]
@@ -167,13 +170,12 @@ def test_a_kernel_that_breaks_in_its_check_costs_its_case_alone(monkeypatch: pyt
     """What Python raises of a moved argument is the reason; the memory is given back after every case."""
     machine = Machine(monkeypatch)
     cleaned: list[int] = []
-    device = replace(machine.device, clean=lambda: cleaned.append(1))
 
     def check(n: int) -> str:
         raise TypeError("fused_experts() missing 1 required positional argument")
 
     one = Prepared(lambda n: lambda: 1.0, 1, 200, "k", 1, check)
-    monkeypatch.setattr("pytest_nfp.calibration.device_curves.prepare", lambda case, seed, cache_bytes: one)
+    device = replace(machine.device, clean=lambda: cleaned.append(1), prepare=lambda case, seed, cache_bytes: one)
     said: list[str] = []
     cases = device_curves.calibration_cases(device, {})[:2]
     assert device_curves.measured(cases, device, say=said.append) == []

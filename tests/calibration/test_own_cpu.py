@@ -37,9 +37,7 @@ def gemv(case: Case, positions: int) -> float:
 class Cpu:
     """A CPU that runs every case as the planted roofline says, bent, on one virtual clock."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, bend: Bend = straight, jitter: float = 0.01) -> None:
-        self.machine = Simulated(lambda n: 1.0, Noise(jitter), 1)
-        self.device: Device = self.machine.device()
+    def __init__(self, bend: Bend = straight, jitter: float = 0.01) -> None:
         self.prepared: list[Case] = []
 
         def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
@@ -51,8 +49,8 @@ class Cpu:
 
             return Prepared(forward, 100, 200, "simulated", 2)
 
-        self.prepare = prepare
-        monkeypatch.setattr(device_curves, "prepare", prepare)
+        self.machine = Simulated(lambda n: 1.0, Noise(jitter), 1, prepare=prepare)
+        self.device: Device = self.machine.device()
 
     def figures(self, kernel: str, folder: Path, dtype: str = "fp32") -> Figures:
         return own_cpu.figures(self.device, kernel, dtype, folder, 0, lambda text: None)
@@ -65,9 +63,9 @@ def suite_case(module: str, subject: str, **wanted: object) -> Case:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_planted_numbers_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: str) -> None:
+def test_planted_numbers_come_back(tmp_path: Path, kernel: str) -> None:
     """Every kernel at 1% noise: T within 3% on held-out shapes, nine of ten N_max within a step, the interval covers."""
-    found = load_or_calibrate(Cpu(monkeypatch).device, kernel, tmp_path, 0, lambda text: None)
+    found = load_or_calibrate(Cpu().device, kernel, tmp_path, 0, lambda text: None)
     assert found.shapes >= 10
     assert found.error < 0.03
     assert found.within_one_step >= 0.9
@@ -81,16 +79,16 @@ def test_planted_numbers_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     )
 
 
-def test_rates_of_a_packed_gemm_are_the_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rates_of_a_packed_gemm_are_the_machines(tmp_path: Path) -> None:
     """Phi and beta within 10%, whatever kernel is asked about."""
-    on = Cpu(monkeypatch).figures("matmul", tmp_path)
+    on = Cpu().figures("matmul", tmp_path)
     assert on.peak_flops == pytest.approx(PLANTED.flops, rel=0.10)
     assert on.bandwidth == pytest.approx(PLANTED.bandwidth, rel=0.10)
 
 
-def test_a_kernel_switch_between_one_and_two_rows_is_learned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_kernel_switch_between_one_and_two_rows_is_learned(tmp_path: Path) -> None:
     """T doubles at the second row on every shape: N_max is 1 at b=1 and is not at b=4, where no row is the first."""
-    on = Cpu(monkeypatch, gemv).figures("matmul", tmp_path)
+    on = Cpu(gemv).figures("matmul", tmp_path)
     assert on.describes
     one, four = (suite_case("dense", "dense-ffn-2048x6144", kernel="matmul", batch=b) for b in (1, 4))
     first = predict_case(one, on, granularity_of(one)).tile_roofline
@@ -102,9 +100,7 @@ def test_a_kernel_switch_between_one_and_two_rows_is_learned(monkeypatch: pytest
     assert other.is_interval
 
 
-def test_a_kernel_that_is_another_one_on_every_shape_is_unpredictable(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_kernel_that_is_another_one_on_every_shape_is_unpredictable(tmp_path: Path) -> None:
     """Half of the shapes never leave T(N0), the others leave at once: the held-out shapes say so, and the error is told."""
 
     def erratic(case: Case, positions: int) -> float:
@@ -113,7 +109,7 @@ def test_a_kernel_that_is_another_one_on_every_shape_is_unpredictable(
         assert case.context is not None
         return 1.0 if positions == 1 else 3.0 if case.context in (4096, 3072, 8192, 6144) else 0.3
 
-    machine = Cpu(monkeypatch, erratic)
+    machine = Cpu(erratic)
     on = machine.figures("sdpa", tmp_path)
     case = suite_case("attention", "attention-mha-16x128")
     found = predict_case(case, on, granularity_of(case)).tile_roofline
@@ -124,20 +120,20 @@ def test_a_kernel_that_is_another_one_on_every_shape_is_unpredictable(
 
 @pytest.mark.parametrize(("share", "describes"), [(0.79, False), (0.8, True)])
 def test_a_kernel_is_held_to_its_prediction_where_four_of_five_held_out_curves_are_met(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float, describes: bool
+    tmp_path: Path, share: float, describes: bool
 ) -> None:
     """Below that share its boundary is held to the baseline alone, and the cause has both numbers and the error of T."""
-    peaks = load_or_calibrate(Cpu(monkeypatch).device, PEAKS, tmp_path, 0, lambda text: None)
-    path = own_cpu.calibrations_path(Cpu(monkeypatch).device, tmp_path)
+    peaks = load_or_calibrate(Cpu().device, PEAKS, tmp_path, 0, lambda text: None)
+    path = own_cpu.calibrations_path(Cpu().device, tmp_path)
     mine = peaks.model_copy(update={"within_one_step": share})
     on = own_cpu.figures_of(mine, peaks, path)
     assert on.describes == describes
     assert ("N_max of 79%" in on.cause) == (not describes)
 
 
-def test_skewed_experts_are_balanced_over_k_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_skewed_experts_are_balanced_over_k_of_them(tmp_path: Path) -> None:
     """Both routings were measured: both have an interval, and N0 of each is its own."""
-    on = Cpu(monkeypatch).figures("grouped_mm", tmp_path)
+    on = Cpu().figures("grouped_mm", tmp_path)
     for routing in ("balanced", "skewed"):
         case = suite_case("moe", "moe-ffn-32x1024x768", routing=routing)
         found = predict_case(case, on, granularity_of(case))
@@ -166,9 +162,9 @@ def test_suites_never_test_a_calibration_shape() -> None:
             assert c.gemm not in gemms
 
 
-def test_a_calibration_is_kept_and_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_calibration_is_kept_and_read_again(tmp_path: Path) -> None:
     """By the machine's identity; the second time nothing is measured; a broken file is named with its line."""
-    machine = Cpu(monkeypatch)
+    machine = Cpu()
     first = machine.figures("onednn-packed", tmp_path)
     count = len(machine.prepared)
     assert count == len(device_curves.CPU_GEMMS)
@@ -188,9 +184,9 @@ def test_another_identity_is_another_calibration() -> None:
     assert len({identity_slug({"threads": t, "isa": isa}) for t in (2, 4) for isa in ("AVX2", "AVX512")}) == 4
 
 
-def test_a_busy_machine_has_no_calibration_and_keeps_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_busy_machine_has_no_calibration_and_keeps_none(tmp_path: Path) -> None:
     """Other processes' load: given up after the first curves, with the cause; nothing is kept for the next run."""
-    machine = Cpu(monkeypatch)
+    machine = Cpu()
     clock = iter(range(10**6))
     busy = machine.device.read
 
@@ -207,23 +203,23 @@ def test_a_busy_machine_has_no_calibration_and_keeps_none(monkeypatch: pytest.Mo
         own_cpu.figures(device, "matmul", "fp32", tmp_path, 0, lambda text: None)
 
 
-def test_numbers_of_one_dtype_say_nothing_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_numbers_of_one_dtype_say_nothing_of_another(tmp_path: Path) -> None:
     """BF16 on a CPU is not described by what FP32 was fitted to, and the cause says so."""
-    found = Cpu(monkeypatch).figures("matmul", tmp_path, "bf16")
+    found = Cpu().figures("matmul", tmp_path, "bf16")
     assert not found.describes
     assert found.cause == "nothing is calibrated for this kernel in bf16"
 
 
-def test_a_kernel_without_shapes_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_kernel_without_shapes_is_said(tmp_path: Path) -> None:
     """vLLM's CPU kernels are held to their baselines alone."""
-    found = Cpu(monkeypatch).figures("vec", tmp_path)
+    found = Cpu().figures("vec", tmp_path)
     assert not found.describes
     assert found.cause == "nothing is calibrated for the kernel vec"
 
 
-def test_a_view_of_a_gemm_begins_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_of_a_gemm_begins_at_each_batch() -> None:
     """Rows 1, 2 and 4 are N0 of one, two and four requests, which see the rows of whole positions alone; experts and attention have their own N0 alone."""
-    machine = Cpu(monkeypatch)
+    machine = Cpu()
     gemm, experts = (device_curves.cpu_cases(machine.device, kernel)[:1] for kernel in ("matmul", "grouped_mm"))
     (a,), (b,) = (device_curves.measured(cases, machine.device) for cases in (gemm, experts))
     seen = own_cpu.views(kernel_work.join_one(a, None))

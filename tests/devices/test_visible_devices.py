@@ -69,14 +69,12 @@ import pytest
 
 SEEN_BY_CONFTEST = os.environ.get("CUDA_VISIBLE_DEVICES")
 
-from pytest_nfp import backends, devices
 from pytest_nfp.backends import Prepared
 from pytest_nfp.testing import Simulated, staircase
 
 
 uuid = SEEN_BY_CONFTEST
 machine = Simulated(staircase())
-device = machine.device(gpu="h20", notes=dict(uuid=uuid))
 
 
 def prepare(case, seed, cache_bytes):
@@ -91,9 +89,11 @@ def prepare(case, seed, cache_bytes):
     return Prepared(forward, 1, 100, "simulated", 1)
 
 
-# Before anything is collected: this process is the test's own.
-devices.find_device = lambda gpu, timer: (device, "")
-backends.prepare = prepare
+device = machine.device(gpu="h20", notes=dict(uuid=uuid), prepare=prepare)
+
+
+def pytest_nfp_find_device(gpu, timer):
+    return device, ""
 
 
 @pytest.fixture(autouse=True)

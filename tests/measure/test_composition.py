@@ -39,15 +39,14 @@ def part_us(case: Case, n: int) -> float:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Simulated:
+def machine() -> Simulated:
     def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         def forward(n: int) -> Callable[[], object]:
             return lambda: part_us(case, n)
 
         return Prepared(forward, 1, 100, "k", 1)
 
-    monkeypatch.setattr("pytest_nfp.measure.composition.prepare", prepare)
-    return Simulated(lambda n: 1.0)
+    return Simulated(lambda n: 1.0, prepare=prepare)
 
 
 def model_curve(case: Case, machine: Simulated, extra: Callable[[int], float]) -> Curve:
@@ -77,9 +76,7 @@ def test_what_grows_between_the_modules_shows_as_a_difference(machine: Simulated
     assert found.error > 0.2
 
 
-def test_a_sum_that_ends_before_the_models_boundary_agrees_with_nothing(
-    monkeypatch: pytest.MonkeyPatch, machine: Simulated
-) -> None:
+def test_a_sum_that_ends_before_the_models_boundary_agrees_with_nothing(machine: Simulated) -> None:
     """Parts that take four positions at most, all within the tolerance; the model's own N_max is further out."""
 
     def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
@@ -90,7 +87,7 @@ def test_a_sum_that_ends_before_the_models_boundary_agrees_with_nothing(
 
         return Prepared(forward, 1, 100, "k", 1)
 
-    monkeypatch.setattr("pytest_nfp.measure.composition.prepare", prepare)
+    machine.prepare = prepare
     curve = sweep(lambda n: lambda: 1000.0, GRID, machine.device(), CALIBRATION)
     with pytest.raises(composition.NotComposed, match="its parts are known to N=4 alone, and the model's N_max is"):
         composition.measure(DENSE, curve, machine.device(), 0.2, 0, lambda text: None)
@@ -116,14 +113,14 @@ def test_each_part_runs_the_kernel_that_its_engine_runs() -> None:
     assert (found["qkv"], found["experts"], found["attention"]) == ("torch", "vllm", "vllm")
 
 
-def test_a_part_that_can_not_be_measured_is_named(monkeypatch: pytest.MonkeyPatch, machine: Simulated) -> None:
+def test_a_part_that_can_not_be_measured_is_named(machine: Simulated) -> None:
     """With the reason of its backend."""
     curve = model_curve(DENSE, machine, lambda n: 0.0)
 
     def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
         raise Unsupported("no such kernel")
 
-    monkeypatch.setattr("pytest_nfp.measure.composition.prepare", prepare)
+    machine.prepare = prepare
     with pytest.raises(composition.NotComposed, match="its q can't be measured alone: no such kernel"):
         composition.measure(DENSE, curve, machine.device(), 0.2, 0, lambda text: None)
 
@@ -147,13 +144,13 @@ def test_steps_between_intervals_are_symmetric_and_none_where_they_overlap(
     ("", {"others": (4711,)}, "its q alone is not to be trusted: .*4711"),
 ])  # fmt: skip
 def test_parts_are_trusted_as_models_are(
-    monkeypatch: pytest.MonkeyPatch, machine: Simulated, wrong: str, trouble: dict[str, object], reason: str
+    machine: Simulated, wrong: str, trouble: dict[str, object], reason: str
 ) -> None:
     """A wrong result, and another process on the device: but for a part so small that its noise moves nothing."""
     curve = model_curve(DENSE, machine, lambda n: 0.0)
     machine.reading = trouble
     one = Prepared(lambda n: lambda: 5000.0 * n, 1, 100, "k", 1, lambda n: wrong)
-    monkeypatch.setattr("pytest_nfp.measure.composition.prepare", lambda case, seed, cache_bytes: one)
+    machine.prepare = lambda case, seed, cache_bytes: one
     with pytest.raises(composition.NotComposed, match=reason):
         composition.measure(DENSE, curve, machine.device(), 0.2, 0, lambda text: None)
 

@@ -25,7 +25,6 @@ PROJECT = Path(__file__).parents[2]
 CONFTEST = """
 import os, time
 import pytest
-from pytest_nfp import backends, devices
 from pytest_nfp.run.inputs import Inputs
 from pytest_nfp.backends import Prepared
 from pytest_nfp.testing import Noise, Simulated, staircase
@@ -45,9 +44,11 @@ def prepare(case, seed, cache_bytes):
 from dataclasses import replace
 from pytest_nfp.predict import datasheet
 figures = replace(datasheet(1e12, 1e11), describes=False, cause="simulated")
-devices.find_device = lambda gpu, timer: (machine.device(notes=dict(uuid="journal-test")), "")
+def pytest_nfp_find_device(gpu, timer):
+    return machine.device(notes=dict(uuid="journal-test"), prepare=prepare), ""
+
+
 Inputs.figures = lambda self, case, granularity: figures
-backends.prepare = prepare
 """
 SUITE = """
 import pytest

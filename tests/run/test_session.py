@@ -43,7 +43,7 @@ def session(**changed: object) -> Session:
 
 
 def session_on(machine: Simulated, **changed: object) -> Session:
-    """A session that finds this machine for every GPU."""
+    """A session that finds this machine for every GPU, with its forwards."""
     settings = Settings(**changed)  # type: ignore[arg-type]
     return Session(settings, PROJECT, find_device=lambda gpu, timer: (machine.device(gpu=gpu), ""))
 
@@ -220,14 +220,14 @@ def simulated(
 ) -> Session:
     """A session whose every measurement runs on the next machine."""
     turn = cycle(machines)
+
+    def prepare(case: Case, seed: int, cache_bytes: int) -> Prepared:
+        return Prepared(next(turn).forward, 1, 100, "simulated", 1)
+
     # A predictor that does not describe the kernel: what counts is the baseline.
     figures = replace(datasheet(1e12, 1e11), describes=False, cause="simulated")
     monkeypatch.setattr(Inputs, "figures", lambda self, case, granularity: figures)
-    monkeypatch.setattr(
-        backends,
-        "prepare",
-        lambda case, seed, cache: Prepared(next(turn).forward, 1, 100, "simulated", 1),
-    )
+    machines[0].prepare = prepare
     (tmp_path / "baselines").mkdir(exist_ok=True)
     settings = Settings(gpu=("cpu",), protocol="quick", baselines=tmp_path / "baselines", **changed)  # type: ignore[arg-type]
     return Session(settings, PROJECT, find_device=lambda gpu, timer: (machines[0].device(), ""))
@@ -308,8 +308,7 @@ def test_a_fail_stands_where_the_shapes_of_the_calibration_are_still_met(
         is_met = is_moved and (is_whole_machine or one.subject == case.subject)
         return 1.6 if is_met and positions > 2 else 1.0
 
-    cpu = Cpu(monkeypatch, slower)
-    monkeypatch.setattr(backends, "prepare", cpu.prepare)
+    cpu = Cpu(slower)
     settings = Settings(gpu=("cpu",), protocol="quick", baselines=tmp_path / "baselines")
     s = Session(settings, PROJECT, find_device=lambda gpu, timer: (cpu.device, ""))
     s.inputs.predicted(case)
@@ -357,7 +356,8 @@ def test_a_clock_that_falls_is_measured_again_with_rests(monkeypatch: pytest.Mon
 
 def test_a_wrong_result_is_invalid_and_never_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """However fast: the position, the kernel, and how far it is off."""
-    s = simulated(monkeypatch, [Simulated(staircase(16))], tmp_path)
+    machine = Simulated(staircase(16))
+    s = simulated(monkeypatch, [machine], tmp_path)
     asked: list[int] = []
 
     def check(positions: int) -> str:
@@ -367,7 +367,7 @@ def test_a_wrong_result_is_invalid_and_never_timed(monkeypatch: pytest.MonkeyPat
     def timed(positions: int) -> Callable[[], object]:
         raise AssertionError("a wrong forward was built to be timed")
 
-    monkeypatch.setattr(backends, "prepare", lambda case, seed, cache: Prepared(timed, 1, 100, "kernel", 1, check))
+    machine.prepare = lambda case, seed, cache: Prepared(timed, 1, 100, "kernel", 1, check)
     v = s.check_boundary(DENSE)
     assert v == Verdict("INVALID", ("N=64: kernel computes something else: the result is 1.0e-01 off",))
     assert asked == [1, 64]
@@ -465,11 +465,10 @@ def test_a_measured_curve_holds_its_active_experts_and_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What one forward read, and what the framework's selector gave, at every N that was measured."""
-    s = simulated(monkeypatch, [Simulated(staircase(4))], tmp_path)
-    prepared = Prepared(
-        Simulated(staircase(4)).forward, 1, 100, "kernel", 1, None, lambda n: {"BLOCK_SIZE_M": 16 * n}, lambda n: 4 * n
-    )
-    monkeypatch.setattr(backends, "prepare", lambda case, seed, cache: prepared)
+    machine = Simulated(staircase(4))
+    s = simulated(monkeypatch, [machine], tmp_path)
+    prepared = Prepared(machine.forward, 1, 100, "kernel", 1, None, lambda n: {"BLOCK_SIZE_M": 16 * n}, lambda n: 4 * n)
+    machine.prepare = lambda case, seed, cache: prepared
     s.check_boundary(DENSE)
     record = s.results.cases[DENSE.id]
     assert record.active_experts == {n: 4 * n for n, _ in record.curve}
@@ -480,15 +479,16 @@ def test_a_position_that_the_check_can_not_run_is_left_to_the_sweep(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A kernel that refuses N = 64 caps N_max there; it does not end the case."""
-    s = simulated(monkeypatch, [Simulated(staircase(16))], tmp_path)
+    machine = Simulated(staircase(16))
+    s = simulated(monkeypatch, [machine], tmp_path)
 
     def check(positions: int) -> str:
         if positions == 64:
             raise NotImplementedError("head_dim 512 with 64 positions")
         return ""
 
-    prepared = Prepared(Simulated(staircase(16)).forward, 1, 100, "kernel", 1, check)
-    monkeypatch.setattr(backends, "prepare", lambda case, seed, cache: prepared)
+    prepared = Prepared(machine.forward, 1, 100, "kernel", 1, check)
+    machine.prepare = lambda case, seed, cache: prepared
     s.check_boundary(DENSE)
     assert s.results.cases[DENSE.id].n_max == 16
 
@@ -568,14 +568,14 @@ def test_another_dtype_makes_cases_of_it() -> None:
     } == {"fp8"}
 
 
-def test_a_release_that_moved_its_arguments_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_moved_its_arguments_is_no_crash() -> None:
     """The forward raises what Python raises of a moved argument: INVALID with its words, and the next case goes on."""
 
     def forward(n: int) -> Forward:
         raise AttributeError("module 'kernels' has no attribute 'fused_experts'")
 
     machine = Simulated(staircase(16))
-    monkeypatch.setattr(backends, "prepare", lambda case, seed, cache: Prepared(forward, 100, 10**9, "k", 1))
+    machine.prepare = lambda case, seed, cache: Prepared(forward, 100, 10**9, "k", 1)
     s = session_on(machine, gpu=("h20",), backend=("vllm==0.9.1",), model=("llada-2.1-mini",))
     verdict = s.check_boundary(s.select("boundary", "moe")[0])
     assert verdict.outcome == "INVALID"
@@ -583,7 +583,7 @@ def test_a_release_that_moved_its_arguments_is_no_crash(monkeypatch: pytest.Monk
     assert s.check_boundary(s.select("boundary", "moe")[1]).outcome == "INVALID"
 
 
-def test_a_selector_that_answers_nothing_costs_its_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selector_that_answers_nothing_costs_its_answer_alone() -> None:
     """The curve stands without configurations."""
     machine = Simulated(staircase(64), Noise(0.01), 1)
 
@@ -591,7 +591,7 @@ def test_a_selector_that_answers_nothing_costs_its_answer_alone(monkeypatch: pyt
         raise TypeError("try_get_optimal_moe_config() takes 4 positional arguments")
 
     one = Prepared(machine.forward, 100, 10**9, "k", 1, setting=selector)
-    monkeypatch.setattr(backends, "prepare", lambda case, seed, cache: one)
+    machine.prepare = lambda case, seed, cache: one
     s = session_on(machine, gpu=("h20",), backend=("vllm==0.9.1",), model=("llada-2.1-mini",))
     case = s.select("boundary", "moe")[0]
     s.check_boundary(case)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nfp import backends, devices
+from pytest_nfp import backends
 from pytest_nfp.backends import Prepared, PreparedEngine, Proof
 from pytest_nfp.cases import Case
 from pytest_nfp.measure import composition
@@ -44,21 +44,25 @@ class Engine:
         self.cached: Callable[[int], int] = lambda context: context
         self.active: Callable[[int], int] | None = None
         self.closed = 0
-        self.machine = Simulated(lambda n: 1.0)
-        device = self.machine.device()
-        monkeypatch.setattr(devices, "find_device", lambda gpu, timer: (device, ""))
+        self.machine = Simulated(lambda n: 1.0, prepare=self.prepare)
+        self.part: Callable[[Case], Prepared] = lambda case: Prepared(
+            lambda n: lambda: part_us(case, n), 1, 10**9, "k", 1
+        )
         monkeypatch.setattr(
             selection, "_installed", lambda framework: "5.19.0" if framework == "transformers" else None
         )
-        monkeypatch.setattr(backends, "prepare", self.prepare)
-        monkeypatch.setattr(composition, "prepare", self.part)
         monkeypatch.setattr(whole_model, "_floor_us", lambda inputs, case: 123.0)
         monkeypatch.setattr(Inputs, "figures", lambda self, case, granularity: FIGURES)
 
-    def part(self, case: Case, seed: int, cache_bytes: int) -> Prepared:
-        return Prepared(lambda n: lambda: part_us(case, n), 1, 10**9, "k", 1)
+    def session(self, **changed: Any) -> Session:
+        """A session on this machine."""
+        settings = Settings(**{"gpu": ("cpu",), "model": ("qwen3-8b",), **changed})
+        return Session(settings, PROJECT, find_device=lambda gpu, timer: (self.machine.device(), ""))
 
     def prepare(self, case: Case, seed: int, cache_bytes: int) -> Prepared:
+        """The engine's forwards, and those of a part that is measured alone."""
+        if case.module != "model":
+            return self.part(case)
         parts = composition.parts_of(case)
         seen: dict[int, Proof] = {}
 
@@ -89,10 +93,6 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
     return Engine(monkeypatch, tmp_path)
 
 
-def session(**changed: Any) -> Session:
-    return Session(Settings(**{"gpu": ("cpu",), "model": ("qwen3-8b",), **changed}), PROJECT)
-
-
 def case_of(s: Session) -> Case:
     found = s.select("boundary", "model")
     assert found
@@ -102,27 +102,30 @@ def case_of(s: Session) -> Case:
 def test_a_whole_model_is_swept_over_the_k_that_are_asked_for(engine: Engine) -> None:
     """On a CPU its own k alone, until --nfp-top-k; a dense model has none."""
     own = {"model": ("llada-2.1-mini",), "context": (256,)}
-    assert [c.top_k for c in session(**own).select("boundary", "model")] == [8, 8]
-    swept = session(**own, top_k=(2, 8, 32), batch=(2,)).select("boundary", "model")
+    assert [c.top_k for c in engine.session(**own).select("boundary", "model")] == [8, 8]
+    swept = engine.session(**own, top_k=(2, 8, 32), batch=(2,)).select("boundary", "model")
     assert {(c.batch, c.context) for c in swept} == {(2, 256)}
     assert [c.top_k for c in swept if c.routing == "balanced"] == [2, 8, 32]
     assert [c.baseline_positions for c in swept if c.routing == "balanced"] == [64, 16, 4]
-    assert [c.top_k for c in session(top_k=(2,), context=(64,)).select("boundary", "model")] == [None]
+    assert [c.top_k for c in engine.session(top_k=(2,), context=(64,)).select("boundary", "model")] == [None]
 
 
 def test_a_cpu_runs_tiny_models_and_says_so(engine: Engine) -> None:
     """A dense one and one with experts; --nfp-scale=full runs the model itself; module shapes have no case."""
-    s = session(model=())
+    s = engine.session(model=())
     assert {c.subject.name for c in s.select("boundary", "model")} == {"qwen3-8b~tiny", "llada-2.1-mini~tiny"}
-    assert {c.subject.name for c in session(scale="full").select("boundary", "model")} == {"qwen3-8b"}
-    assert session(model=("dense-ffn-4096x9216",)).select("boundary", "model") == []
+    assert {c.subject.name for c in engine.session(scale="full").select("boundary", "model")} == {"qwen3-8b"}
+    assert engine.session(model=("dense-ffn-4096x9216",)).select("boundary", "model") == []
     assert s.select("prediction", "model") == []
-    assert {c.routing for c in session(model=("llada-2.1-mini",)).select("boundary", "model")} == {"balanced", "skewed"}
+    assert {c.routing for c in engine.session(model=("llada-2.1-mini",)).select("boundary", "model")} == {
+        "balanced",
+        "skewed",
+    }
 
 
 def test_a_model_that_its_modules_add_up_to_passes_and_its_record_proves_n(engine: Engine) -> None:
     """b * N tokens over L at each N, the step beside the forward, the byte floor, the parts; the engine is ended."""
-    s = session()
+    s = engine.session()
     case = case_of(s)
     verdict = s.check_boundary(case)
     assert verdict.outcome == "PASS", verdict.reasons
@@ -144,7 +147,7 @@ def test_a_model_that_its_modules_add_up_to_passes_and_its_record_proves_n(engin
 def test_a_model_that_is_more_than_its_modules_is_undecided(engine: Engine) -> None:
     """What lies between the modules grows: nothing else is known to hold the model to."""
     engine.extra = lambda n: 100.0 if n == 1 else 10**5
-    s = session()
+    s = engine.session()
     verdict = s.check_boundary(case_of(s))
     assert verdict.outcome == "UNDECIDED"
     assert "steps from the measured one" in verdict.reasons[0]
@@ -153,7 +156,7 @@ def test_a_model_that_is_more_than_its_modules_is_undecided(engine: Engine) -> N
 def test_a_point_that_can_not_prove_its_positions_is_invalid(engine: Engine) -> None:
     """The engine processed one token more than was asked for."""
     engine.tokens = lambda n: n + 1
-    s = session()
+    s = engine.session()
     case = case_of(s)
     verdict = s.check_boundary(case)
     assert verdict.outcome == "INVALID"
@@ -164,7 +167,7 @@ def test_a_point_that_can_not_prove_its_positions_is_invalid(engine: Engine) -> 
 def test_nothing_that_was_cached_is_written_and_read_again(engine: Engine) -> None:
     """An engine that processed the prefix anew: INVALID, and the record holds the nothing that was seen."""
     engine.cached = lambda context: 0
-    s = session()
+    s = engine.session()
     case = case_of(s)
     assert s.check_boundary(case).outcome == "INVALID"
     (record,) = s.results.records()
@@ -175,23 +178,21 @@ def test_nothing_that_was_cached_is_written_and_read_again(engine: Engine) -> No
 def test_dummy_weights_that_send_all_tokens_to_the_same_experts_are_refused(engine: Engine) -> None:
     """Balanced routing reads 8 more experts with every token; here 8 were read, whatever N."""
     engine.active = lambda n: 8
-    s = session(model=("llada-2.1-mini",), routing=("balanced",))
+    s = engine.session(model=("llada-2.1-mini",), routing=("balanced",))
     verdict = s.check_boundary(case_of(s))
     assert verdict.outcome == "INVALID"
     assert "8 experts were read" in verdict.reasons[0]
     assert "are those of balanced routing" in verdict.reasons[0]
 
 
-def test_a_part_that_can_not_be_measured_leaves_the_boundary_as_it_is(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_can_not_be_measured_leaves_the_boundary_as_it_is(engine: Engine) -> None:
     """UNDECIDED without a baseline; the record says which part and why."""
 
-    def part(case: Case, seed: int, cache_bytes: int) -> Prepared:
+    def part(case: Case) -> Prepared:
         raise backends.Unsupported("no such kernel")
 
-    monkeypatch.setattr(composition, "prepare", part)
-    s = session()
+    engine.part = part
+    s = engine.session()
     case = case_of(s)
     verdict = s.check_boundary(case)
     assert verdict.outcome == "UNDECIDED"
@@ -206,7 +207,7 @@ def test_an_engine_that_breaks_is_ended_and_the_next_case_goes_on(engine: Engine
         raise RuntimeError("the engine core died: no space left")
 
     engine.tokens = broken
-    s = session()
+    s = engine.session()
     cases = s.select("boundary", "model")
     verdicts = [s.check_boundary(c) for c in cases[:2]]
     assert [v.outcome for v in verdicts] == ["INVALID", "INVALID"]

@@ -258,13 +258,13 @@ class _Models(_Strict):
 @lru_cache(maxsize=1)
 def gpus() -> tuple[Gpu, ...]:
     """Every GPU of the catalog, in its order."""
-    return read_yaml(FOLDER / "gpus.yaml", _Gpus).gpus
+    return read_yaml(FOLDER / "gpus.yaml", _Gpus, is_shipped=True).gpus
 
 
 @lru_cache(maxsize=1)
 def models() -> tuple[Model, ...]:
     """Every model and module shape of the catalog, in its order."""
-    return read_yaml(FOLDER / "models.yaml", _Models).models
+    return read_yaml(FOLDER / "models.yaml", _Models, is_shipped=True).models
 
 
 class _DatasheetError(_Strict):
@@ -285,7 +285,7 @@ class _DatasheetErrors(_Strict):
 
 @lru_cache(maxsize=1)
 def _datasheet_errors() -> tuple[_DatasheetError, ...]:
-    return read_yaml(DATASHEET_ERRORS, _DatasheetErrors).errors
+    return read_yaml(DATASHEET_ERRORS, _DatasheetErrors, is_shipped=True).errors
 
 
 def datasheet_spread(module: str, framework: str) -> tuple[float, float] | None:
@@ -301,7 +301,7 @@ def datasheet_spread(module: str, framework: str) -> tuple[float, float] | None:
 @lru_cache(maxsize=1)
 def methods() -> tuple[Method, ...]:
     """Every parallel-decoding method of the catalog, in its order."""
-    return read_yaml(FOLDER / "methods.yaml", _Methods).methods
+    return read_yaml(FOLDER / "methods.yaml", _Methods, is_shipped=True).methods
 
 
 def method(name: str) -> Method:

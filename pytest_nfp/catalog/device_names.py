@@ -39,7 +39,7 @@ class NamedDevice:
 @lru_cache(maxsize=1)
 def _entries() -> list[tuple[list[str], NamedDevice]]:
     """(words of an entry, its device), the longest entry first."""
-    names = read_yaml(NAMES, _Names)
+    names = read_yaml(NAMES, _Names, is_shipped=True)
     devices = []
     for text, entries in names.nvidia.items():
         major, _, minor = text.partition(".")

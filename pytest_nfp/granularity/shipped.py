@@ -80,7 +80,7 @@ class Table(_Strict):
 
 @lru_cache(maxsize=1)
 def _table() -> tuple[Entry, ...]:
-    return read_yaml(TABLE, Table).maps if TABLE.exists() else ()
+    return read_yaml(TABLE, Table, is_shipped=True).maps if TABLE.exists() else ()
 
 
 def shipped_releases(framework: str) -> list[str]:

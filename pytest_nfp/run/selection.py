@@ -203,7 +203,9 @@ def select(
         raise UnknownName(f"--nfp-top-k={min(settings.top_k)}: no model that is asked for has so many experts")
     if not cases and settings.require_device and (absent := _absent(inputs, question, module)):
         raise UnknownName(f"--nfp-require-device: {absent}")
-    keep = [c for c in dict.fromkeys(cases) if routing is None or c.routing in routing]
+    # By id and file: the hash of a case is that of its whole model.
+    different = {(c.id, c.subject.source): c for c in cases}.values()
+    keep = [c for c in different if routing is None or c.routing in routing]
     return _one_a_map(keep) if question == "granularity" else keep
 
 

@@ -97,7 +97,7 @@ def in_browser(path: Path, browser: str, repeats: int = 7) -> dict[str, list[flo
         for _ in range(repeats):
             page = started.new_page()
             page.goto(path.as_uri())
-            page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+            page.wait_for_selector("html[data-ready=true]", state="attached")
             navigation = "performance.getEntriesByType('navigation')[0]"
             ready = page.evaluate("performance.getEntriesByName('nfp-ready')[0].startTime")
             found.setdefault("opens, from the first byte to a table that filters", []).append(

@@ -31,7 +31,7 @@ def pictures(report: Path, upgrade: Path, folder: Path) -> list[Path]:
         ):
             page = started.new_page(viewport={"width": 1200, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
             page.goto(page_file.as_uri())
-            page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+            page.wait_for_selector("html[data-ready=true]", state="attached")
             if name != "report":
                 if name == "upgrade":
                     page.fill("#query", "llada-2.1-mini balanced")

@@ -76,7 +76,7 @@ def opened(
             page.on("pageerror", lambda e: found.complaints.append(str(e)))
             page.goto(path.as_uri())
             if script and ready:
-                page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+                page.wait_for_selector("html[data-ready=true]", state="attached")
             yield found
         finally:
             browser.close()

@@ -70,7 +70,7 @@ def test_it_opens_filters_and_sorts(report: Opened) -> None:
     page.fill("#query", "QWEN-9 fail")
     assert report.row_names() == ["h200-vllm==1-qwen-9", "h200-vllm==1-qwen-93", "h200-vllm==1-qwen-99"]
     page.click("text=Show all")
-    page.wait_for_function("document.querySelector('#count').textContent === '240 of 240 cases'")
+    page.locator("#count", has_text="240 of 240 cases").wait_for()
     heading = page.locator("th[data-column=n_max]")
     heading.locator("button").click()
     assert heading.get_attribute("aria-sort") == "ascending"
